@@ -1,0 +1,86 @@
+"""Everything a user can be told went wrong, one class per cause.
+
+    GrpoPortableError            fact, because, help; exit code 1
+    ├── UsageError        2      the command line or a recipe says something impossible
+    │   ├── RecipeError          unknown key, wrong type, values that do not combine
+    │   ├── DataError            a data set that cannot be read or holds no usable rows
+    │   ├── ModelError           a model that cannot be found, read or reached
+    │   └── RunFolderError       the output folder cannot be used
+    ├── PathClosed        1      the path asked for is closed on this machine, or none is open
+    ├── RewardError       1      rewards that raise or return no number too often
+    ├── EngineError       1      a rollout engine that could not start or died; the ladder may go on below it
+    │   └── EngineUnsupported    this engine does not know this model; another one does
+    ├── NonFiniteError    1      loss or gradient was not finite too often
+    └── Interrupted     130      Ctrl-C or SIGTERM after the run was saved
+
+`fact` is what happened, `because` why it is so, `help` what to do; never advice inside the fact. A user error is never
+retried on a lower rung; an engine error is.
+"""
+
+from __future__ import annotations
+
+
+class GrpoPortableError(Exception):
+    exit_code = 1
+
+    def __init__(self, fact: str, *, because: str | None = None, help: str | None = None) -> None:
+        super().__init__(fact)
+        self.fact, self.because, self.help = fact, because, help
+
+    def __reduce__(self) -> tuple:
+        return (_rebuild, (type(self), self.fact, self.because, self.help))
+
+    def __str__(self) -> str:
+        return self.fact if self.because is None else f"{self.fact}, because {self.because}"
+
+    def lines(self) -> list[str]:
+        """What a terminal shows: `error: fact, because ...` and, when there is one, `help: ...`."""
+        return [f"error: {self}"] + ([f"help: {self.help}"] if self.help else [])
+
+
+def _rebuild(cls: type[GrpoPortableError], fact: str, because: str | None, help: str | None) -> GrpoPortableError:
+    return cls(fact, because=because, help=help)
+
+
+class UsageError(GrpoPortableError):
+    exit_code = 2
+
+
+class RecipeError(UsageError):
+    pass
+
+
+class DataError(UsageError):
+    pass
+
+
+class ModelError(UsageError):
+    pass
+
+
+class RunFolderError(UsageError):
+    pass
+
+
+class PathClosed(GrpoPortableError):
+    pass
+
+
+class RewardError(GrpoPortableError):
+    pass
+
+
+class EngineError(GrpoPortableError):
+    pass
+
+
+class EngineUnsupported(EngineError):
+    pass
+
+
+class NonFiniteError(GrpoPortableError):
+    pass
+
+
+class Interrupted(GrpoPortableError):
+    exit_code = 130

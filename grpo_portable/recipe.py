@@ -1,0 +1,278 @@
+"""A recipe: every choice of a run in one flat YAML file, read into a frozen, validated record.
+
+Unknown keys, wrong types and values that do not combine are refused before anything is loaded. `auto` means the plan or
+the run settles it; the recipe written into the run folder holds no `auto` any more, so running it again repeats the run.
+This module knows nothing of torch, of the machine or of the data's content.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+
+from doctor.diagnosis import PATHS
+from grpo_portable.errors import RecipeError
+
+LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "gspo", "cispo")
+STYLES = ("gsm8k_marker", "tagged", "boxed", "free")
+
+
+def _f(default: Any, doc: str, choices: tuple[str, ...] | None = None, low: float | None = None, high: float | None = None) -> Any:
+    metadata = {"doc": doc, "choices": choices, "low": low, "high": high}
+    if isinstance(default, list):
+        return field(default_factory=lambda: tuple(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All choices of one run. Field docs are the reference page (`docs/recipes.md` is generated from them)."""
+
+    # model
+    model: str = _f("auto", "hub id, local folder, GGUF file, or `embedded` for the built-in demonstration model")
+    path: str = _f("auto", "where the run goes: one of the doctor's paths", ("auto", *PATHS))
+    chat_template: str = _f("auto", "`auto` the tokenizer's own if it has one, `none` plain text, or a path to a Jinja file")
+    system_prompt: str = _f("", "system message put before every question; empty for none")
+    prompt_template: str = _f("{question}", "user message; `{question}` stands for the question")
+    enable_thinking: bool | None = _f(None, "passed to chat templates that know it (Qwen3); null leaves it out")
+
+    # data
+    data: str = _f("auto", "training questions: hub id, JSONL/parquet/CSV file, or `arithmetic` (built in)")
+    data_config: str = _f("", "configuration name of a hub data set (gsm8k: main)")
+    data_split: str = _f("train", "split of the training data")
+    eval_data: str = _f("auto", "held-out questions: as `data`; `auto` takes the same source's test split")
+    eval_split: str = _f("test", "split of the held-out data")
+    question_column: str = _f("auto", "column of the question; `auto` knows question, problem, prompt, input")
+    answer_column: str = _f("auto", "column of the gold answer; `auto` knows answer, solution, gold, target, label")
+    answer_style: str = _f("gsm8k_marker", "how the final answer is written and read", STYLES)
+    train_limit: int = _f(0, "at most this many training questions (0: all), chosen by seed", low=0)
+    eval_limit: int = _f(0, "at most this many held-out questions (0: all), chosen by seed", low=0)
+    max_prompt_tokens: int = _f(512, "longer prompts are left out and counted", low=1)
+    prompt_percentile: float = _f(100.0, "prompts above this percentile of tokenised length are left out and counted", low=1, high=100)
+    few_shot: int = _f(0, "worked examples put before each question, from the training data", low=0, high=32)
+
+    # bootstrap (a short SFT in the target format before GRPO)
+    bootstrap_epochs: float = _f(0.0, "passes over the bootstrap rows; 0 leaves the stage out", low=0)
+    bootstrap_limit: int = _f(0, "at most this many rows for the bootstrap (0: all)", low=0)
+    bootstrap_learning_rate: float = _f(2e-4, "learning rate of the bootstrap", low=0)
+    bootstrap_batch: int = _f(16, "rows in one bootstrap step", low=1)
+
+    # adapter
+    lora_rank: int = _f(32, "rank of the adapter; 0 trains all weights", low=0)
+    lora_alpha: float = _f(32.0, "scale numerator of the adapter", low=0)
+    lora_dropout: float = _f(0.0, "dropout on the adapter's input; not 0 makes sampler and trainer differ", low=0, high=0.99)
+    lora_targets: str = _f("all-linear", "`all-linear` or a comma-separated list of module names")
+    rslora: bool = _f(False, "scale by alpha/sqrt(rank) instead of alpha/rank")
+    dora: bool = _f(False, "weight-decomposed adapter (DoRA)")
+
+    # GRPO
+    steps: int = _f(150, "optimizer steps", low=1)
+    prompts_per_step: int = _f(8, "questions in one step", low=1)
+    group_size: int = _f(8, "completions of each question (G)", low=2)
+    micro_batch: int | str = _f("auto", "completions in one backward pass; `auto`: as memory allows", low=1)
+    rollout_rows: int | str = _f("auto", "completions generated at once; `auto`: as memory allows", low=1)
+    learning_rate: float = _f(5e-6, "peak learning rate", low=0)
+    lr_schedule: str = _f("linear", "shape of the schedule after warm-up", ("linear", "cosine", "constant"))
+    warmup_steps: int = _f(5, "steps to reach the peak learning rate", low=0)
+    weight_decay: float = _f(0.0, "decoupled weight decay", low=0)
+    adam_beta2: float = _f(0.99, "second moment's decay; 0.99 follows short runs better than 0.999", low=0, high=0.99999)
+    optimizer: str = _f("auto", "`adamw`, `adamw_8bit`, or `auto`", ("auto", "adamw", "adamw_8bit"))
+    max_grad_norm: float = _f(1.0, "gradients are clipped to this norm", low=0)
+    loss: str = _f("dapo", "which loss; what each is averaged over stands in the docs", LOSSES)
+    beta: float = _f(0.0, "weight of the KL term against the starting model", low=0)
+    epsilon: float = _f(0.2, "lower clip of the ratio", low=0)
+    epsilon_high: float | None = _f(None, "upper clip of the ratio; null: as epsilon", low=0)
+    num_iterations: int = _f(1, "updates from one batch of rollouts", low=1)
+    scale_rewards: str = _f("group", "advantages are divided by the spread of", ("group", "batch", "none"))
+    mask_truncated: bool = _f(False, "leave completions that hit the length limit out of the loss")
+    gradient_checkpointing: bool | str = _f("auto", "recompute activations in the backward pass", ("auto",))
+
+    # rewards
+    rewards: tuple[str, ...] = _f(["correctness", "marker_format"], "reward functions by name, or `module:function`")
+    reward_weights: tuple[float, ...] = _f([], "one weight a reward; empty: all 1")
+
+    # rollouts
+    max_completion_tokens: int = _f(256, "completions end here at the latest, in training and evaluation alike", low=1)
+    temperature: float = _f(1.0, "sampling temperature of rollouts", low=0.01)
+    top_p: float = _f(1.0, "nucleus sampling; 1 is off", low=0.01, high=1)
+    top_k: int = _f(0, "draw from the k likeliest tokens; 0 is off", low=0)
+    min_p: float = _f(0.0, "leave out tokens below this share of the likeliest; 0 is off", low=0, high=1)
+    repetition_penalty: float = _f(1.0, "divides the logits of tokens already written; 1 is off", low=0.1)
+    stop: tuple[str, ...] = _f([], "strings that end a completion, beside the model's end token")
+
+    # evaluation
+    eval_samples: int = _f(0, "sampled answers a question beside the greedy one; 0 is greedy only", low=0, high=64)
+    eval_temperature: float = _f(1.0, "temperature of the sampled answers", low=0.01)
+
+    # run
+    seed: int = _f(3407, "seed of everything that draws", low=0)
+    save_every: int = _f(10, "steps between checkpoints", low=1)
+    report_to: tuple[str, ...] = _f([], "trackers beside metrics.jsonl: tensorboard, wandb, trackio")
+
+
+@cache
+def field_types() -> Mapping[str, Any]:
+    return typing.get_type_hints(Recipe)
+
+
+def recipe_from_mapping(raw: Any, origin: str = "recipe") -> Recipe:
+    """A validated Recipe from a parsed YAML mapping; RecipeError names the key, and the nearest right one if it is unknown."""
+    if raw is None:
+        raw = {}
+    if not isinstance(raw, Mapping):
+        raise RecipeError(f"{origin} holds {type(raw).__name__}, not `key: value` lines")
+    values = {}
+    for key, value in raw.items():
+        if key not in field_types():
+            raise _unknown_key(str(key), origin)
+        values[str(key)] = _typed(str(key), value, origin)
+    recipe = Recipe(**values)
+    check(recipe, origin)
+    return recipe
+
+
+def load(path: Path, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe in a YAML file, with `key=value` overrides applied. Safe YAML only."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"recipe `{path}` cannot be read", because=str(error)) from error
+    try:
+        raw = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"recipe `{path}` is not YAML", because=" ".join(str(error).split())) from error
+    return override(recipe_from_mapping(raw, f"recipe `{path}`"), overrides)
+
+
+def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
+    """The recipe with `key=value` settings applied; values are YAML scalars or lists."""
+    values = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = key.strip()
+        if not equals:
+            raise RecipeError(f"`--set {setting}` has no `=`", help="write --set key=value")
+        if key not in field_types():
+            raise _unknown_key(key, "--set")
+        try:
+            value = yaml.load(text, Loader=_Loader)
+        except yaml.YAMLError as error:
+            raise RecipeError(f"the value of `--set {setting}` is not YAML") from error
+        is_text = field_types()[key] is str
+        values[key] = _typed(key, text if is_text and not isinstance(value, str) else value, "--set")
+    changed = replace(recipe, **values)
+    check(changed, "--set")
+    return changed
+
+
+def to_yaml(recipe: Recipe, header: str = "") -> str:
+    """The complete recipe as YAML, every field written out, in the order of the record."""
+    body = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(recipe).items()}
+    comment = "".join(f"# {line}\n" for line in header.splitlines())
+    return comment + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=120)
+
+
+def check(recipe: Recipe, origin: str) -> None:
+    """Raise RecipeError for values that do not combine."""
+    if recipe.reward_weights and len(recipe.reward_weights) != len(recipe.rewards):
+        raise RecipeError(
+            f"{origin}: {len(recipe.reward_weights)} reward_weights for {len(recipe.rewards)} rewards",
+            help="give one weight a reward, or leave reward_weights empty",
+        )
+    if not recipe.rewards:
+        raise RecipeError(f"{origin}: `rewards` is empty", help="name at least one, for example [correctness]")
+    if "{question}" not in recipe.prompt_template:
+        raise RecipeError(f"{origin}: `prompt_template` has no `{{question}}`", help="write {question} where the question goes")
+    if recipe.dora and recipe.lora_rank == 0:
+        raise RecipeError(f"{origin}: `dora: true` needs an adapter, but lora_rank is 0", help="set lora_rank to 8 or more")
+    if recipe.lora_rank == 0 and recipe.path in ("qlora-hf",):
+        raise RecipeError(f"{origin}: 4-bit weights cannot be trained without an adapter", help="set lora_rank to 8 or more")
+    if isinstance(recipe.micro_batch, int) and (recipe.prompts_per_step * recipe.group_size) % recipe.micro_batch:
+        raise RecipeError(
+            f"{origin}: micro_batch {recipe.micro_batch} does not divide the "
+            f"{recipe.prompts_per_step * recipe.group_size} completions of a step",
+            help="choose a divisor of prompts_per_step x group_size, or `auto`",
+        )
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that reads 5e-6 as a number (YAML 1.1 wants 5.0e-6) and refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = {str(k) for k in keys if keys.count(k) > 1}
+        if twice:
+            raise RecipeError(f"key `{sorted(twice)[0]}` is given twice")
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def _unknown_key(key: str, origin: str) -> RecipeError:
+    near = difflib.get_close_matches(key, field_types(), n=1)
+    return RecipeError(f"{origin}: unknown key `{key}`", help=f"did you mean `{near[0]}`?" if near else "see docs/recipes.md")
+
+
+def _typed(key: str, value: Any, origin: str) -> Any:
+    metadata = next(f.metadata for f in fields(Recipe) if f.name == key)
+    converted = _convert(field_types()[key], value)
+    if converted is _WRONG:
+        raise RecipeError(f"{origin}: `{key}` must be {_describe(field_types()[key])}, not {value!r}")
+    if isinstance(converted, str) and metadata["choices"] and converted not in metadata["choices"]:
+        near = difflib.get_close_matches(converted, metadata["choices"], n=1)
+        raise RecipeError(
+            f"{origin}: `{key}` cannot be {converted!r}",
+            help=f"did you mean `{near[0]}`?" if near else f"one of: {', '.join(metadata['choices'])}",
+        )
+    if isinstance(converted, (int, float)) and not isinstance(converted, bool):
+        low, high = metadata["low"], metadata["high"]
+        if not abs(converted) < float("inf") or (low is not None and converted < low) or (high is not None and converted > high):
+            bounds = f"at least {low}" + (f" and at most {high}" if high is not None else "")
+            raise RecipeError(f"{origin}: `{key}` must be {bounds}, not {value!r}")
+    return converted
+
+
+_WRONG = object()
+
+
+def _convert(kind: Any, value: Any) -> Any:
+    if get_origin(kind) in (types.UnionType, typing.Union):
+        options = [_convert(option, value) for option in get_args(kind)]
+        return next((o for o in options if o is not _WRONG), _WRONG)
+    if kind is type(None):
+        return None if value is None else _WRONG
+    if get_origin(kind) is tuple:
+        if not isinstance(value, (list, tuple)):
+            return _WRONG
+        items = [_convert(get_args(kind)[0], item) for item in value]
+        return _WRONG if _WRONG in items else tuple(items)
+    if kind is bool:
+        return value if isinstance(value, bool) else _WRONG
+    if isinstance(value, bool):
+        return _WRONG
+    if kind is float:
+        return float(value) if isinstance(value, (int, float)) else _WRONG
+    return value if isinstance(value, kind) else _WRONG
+
+
+def _describe(kind: Any) -> str:
+    if get_origin(kind) in (types.UnionType, typing.Union):
+        return " or ".join(_describe(option) for option in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"a list of {_describe(get_args(kind)[0])} values"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}[kind]

@@ -1,0 +1,56 @@
+"""The one protocol of every rollout engine: prompts in, groups of completions out.
+
+Legend: B prompts, G completions a prompt (the group), N = B*G rows, P prompt tokens, T completion tokens, V vocabulary.
+Torch-free: engines live in `portable.py`, `vllm.py` and `reference.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+TokenIds = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 leave the distribution whole."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop_ids: tuple[int, ...] = ()  # a drawn stop id ends the row and is kept as its last token
+    stop_strings: tuple[str, ...] = ()  # a row ends once its decoded text holds one; tokens up to that point are kept
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One row: T token ids, the sampler's log-probability of each, and why it ended.
+
+    `logprobs` are of the distribution that was sampled: after temperature, penalties and truncation (for greedy: of the
+    untempered distribution), so that an importance ratio against the trainer's log-probabilities is well defined.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str  # stop | length
+
+
+class Rollout(Protocol):
+    """An engine bound to one policy. Raises EngineError (or EngineUnsupported) and nothing else of its own."""
+
+    name: str
+
+    def generate(self, prompts: Sequence[TokenIds], n: int, sampling: Sampling) -> list[list[Completion]]:
+        """`n` completions of each prompt, in the order of the prompts: B lists of G completions."""
+
+    def sync(self, policy: Any) -> None:
+        """Take over the policy's current weights; the very next `generate` uses them."""
+
+    def close(self) -> None:
+        """Free what the engine holds; the policy is left as it was before the engine was made."""

@@ -1,0 +1,143 @@
+"""The run folder: the one place where the stages of a run meet. Every stage reads files and writes files.
+
+    recipe.yaml   complete, no `auto` left        run.json    what ran: model, data, versions, seeds, stages, seconds
+    facts.json    the machine                     plan.json   the doctor's answer, and the rungs left below it
+    metrics.jsonl one line an optimizer step      events.jsonl  faults, retries, fallbacks, skipped rows
+    generations/  base.jsonl, bootstrap.jsonl, tuned.jsonl (+ base-sampled.jsonl, tuned-sampled.jsonl)
+    scores.json   report.md   charts/             adapter/    checkpoints/step-000010/
+    worker.log    heartbeat                       the worker's output, and the time of its last sign of life
+
+JSON files are replaced atomically; JSONL files are appended line by line and a torn last line is ignored when read.
+Torch-free. Nothing private is written: no host or user name, no environment values.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_portable.errors import RunFolderError
+from grpo_portable.recipe import Recipe, load, to_yaml
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events_file(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def heartbeat_file(self) -> Path:
+        return self.path / "heartbeat"
+
+    def generations(self, stage: str) -> Path:
+        """File of the answers of one stage: base, bootstrap, tuned, base-sampled, tuned-sampled."""
+        return self.path / "generations" / f"{stage}.jsonl"
+
+    def recipe(self) -> Recipe:
+        return load(self.recipe_file)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """The object in a JSON file of the run, {} when it is not there yet."""
+        file = self.path / name
+        if not file.exists():
+            return {}
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"`{name}` in run `{self.path}` cannot be read", because=str(error)) from error
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        write_atomically(self.path / name, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def update_json(self, name: str, **values: Any) -> None:
+        self.write_json(name, {**self.read_json(name), **values})
+
+    def event(self, kind: str, message: str, **more: Any) -> None:
+        """Append an event: kind (fallback, retry, oom, nonfinite, reward, data, engine, resume, saved), one sentence, details."""
+        append_line(self.events_file, {"time": round(time.time(), 3), "kind": kind, "message": message, **more})
+
+    def heartbeat(self, doing: str) -> None:
+        """Tell the supervisor that the worker is alive and what it is doing."""
+        write_atomically(self.heartbeat_file, json.dumps({"time": time.time(), "doing": doing, "pid": os.getpid()}), sync=False)
+
+
+def create(path: Path, recipe: Recipe, header: str = "") -> RunFolder:
+    """A new run folder with its recipe; RunFolderError if the folder holds a run or cannot be written."""
+    if (path / "recipe.yaml").exists():
+        raise RunFolderError(f"`{path}` already holds a run", help="continue it with --resume, or choose another --out")
+    try:
+        (path / "generations").mkdir(parents=True, exist_ok=True)
+        write_atomically(path / "recipe.yaml", to_yaml(recipe, header))
+    except OSError as error:
+        raise RunFolderError(f"`{path}` cannot be written", because=error.strerror or str(error), help="choose another --out") from error
+    return RunFolder(path)
+
+
+def open_run(path: Path) -> RunFolder:
+    """An existing run folder; RunFolderError if there is none."""
+    if not (path / "recipe.yaml").is_file():
+        raise RunFolderError(f"`{path}` holds no run", because="there is no recipe.yaml in it")
+    return RunFolder(path)
+
+
+def write_atomically(file: Path, text: str, *, sync: bool = True) -> None:
+    """Replace `file` in one step: a reader or a crash sees the old text or the new one, never a part."""
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    with part.open("w", encoding="utf-8") as out:
+        out.write(text)
+        out.flush()
+        if sync:
+            os.fsync(out.fileno())
+    part.replace(file)
+
+
+def append_line(file: Path, record: Mapping[str, Any]) -> None:
+    """Append one JSON line; it is whole on disk before this returns. A torn line left by a crash is closed first."""
+    line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+    with file.open("ab+") as out:
+        if out.tell() > 0:
+            out.seek(-1, os.SEEK_END)
+            if out.read(1) != b"\n":
+                line = "\n" + line
+        out.write(line.encode("utf-8"))
+        out.flush()
+
+
+def read_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The whole records of a JSONL file, in order; torn lines are passed over; nothing when the file is not there."""
+    if not file.exists():
+        return
+    with file.open("rb") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
