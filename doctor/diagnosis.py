@@ -107,7 +107,8 @@ def diagnosis_to_json(d: Diagnosis) -> dict[str, Any]:
             for w in d.walls
         ],
         "paths": {
-            name: {"open": state.open, "fits": state.fits, "walls": list(state.walls)} for name, state in d.paths.items()
+            name: {"open": state.open, "fits": state.fits, "walls": list(state.walls)}
+            for name, state in d.paths.items()
         },
         "after_fix": d.after_fix,
         "facts": facts_to_json(d.facts),

@@ -26,7 +26,9 @@ LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "gspo", "cispo")
 STYLES = ("gsm8k_marker", "tagged", "boxed", "free")
 
 
-def _f(default: Any, doc: str, choices: tuple[str, ...] | None = None, low: float | None = None, high: float | None = None) -> Any:
+def _f(
+    default: Any, doc: str, choices: tuple[str, ...] | None = None, low: float | None = None, high: float | None = None
+) -> Any:
     metadata = {"doc": doc, "choices": choices, "low": low, "high": high}
     if isinstance(default, list):
         return field(default_factory=lambda: tuple(default), metadata=metadata)
@@ -40,7 +42,9 @@ class Recipe:
     # model
     model: str = _f("auto", "hub id, local folder, GGUF file, or `embedded` for the built-in demonstration model")
     path: str = _f("auto", "where the run goes: one of the doctor's paths", ("auto", *PATHS))
-    chat_template: str = _f("auto", "`auto` the tokenizer's own if it has one, `none` plain text, or a path to a Jinja file")
+    chat_template: str = _f(
+        "auto", "`auto` the tokenizer's own if it has one, `none` plain text, or a path to a Jinja file"
+    )
     system_prompt: str = _f("", "system message put before every question; empty for none")
     prompt_template: str = _f("{question}", "user message; `{question}` stands for the question")
     enable_thinking: bool | None = _f(None, "passed to chat templates that know it (Qwen3); null leaves it out")
@@ -57,7 +61,9 @@ class Recipe:
     train_limit: int = _f(0, "at most this many training questions (0: all), chosen by seed", low=0)
     eval_limit: int = _f(0, "at most this many held-out questions (0: all), chosen by seed", low=0)
     max_prompt_tokens: int = _f(512, "longer prompts are left out and counted", low=1)
-    prompt_percentile: float = _f(100.0, "prompts above this percentile of tokenised length are left out and counted", low=1, high=100)
+    prompt_percentile: float = _f(
+        100.0, "prompts above this percentile of tokenised length are left out and counted", low=1, high=100
+    )
     few_shot: int = _f(0, "worked examples put before each question, from the training data", low=0, high=32)
 
     # bootstrap (a short SFT in the target format before GRPO)
@@ -69,7 +75,9 @@ class Recipe:
     # adapter
     lora_rank: int = _f(32, "rank of the adapter; 0 trains all weights", low=0)
     lora_alpha: float = _f(32.0, "scale numerator of the adapter", low=0)
-    lora_dropout: float = _f(0.0, "dropout on the adapter's input; not 0 makes sampler and trainer differ", low=0, high=0.99)
+    lora_dropout: float = _f(
+        0.0, "dropout on the adapter's input; not 0 makes sampler and trainer differ", low=0, high=0.99
+    )
     lora_targets: str = _f("all-linear", "`all-linear` or a comma-separated list of module names")
     rslora: bool = _f(False, "scale by alpha/sqrt(rank) instead of alpha/rank")
     dora: bool = _f(False, "weight-decomposed adapter (DoRA)")
@@ -84,7 +92,9 @@ class Recipe:
     lr_schedule: str = _f("linear", "shape of the schedule after warm-up", ("linear", "cosine", "constant"))
     warmup_steps: int = _f(5, "steps to reach the peak learning rate", low=0)
     weight_decay: float = _f(0.0, "decoupled weight decay", low=0)
-    adam_beta2: float = _f(0.99, "second moment's decay; 0.99 follows short runs better than 0.999", low=0, high=0.99999)
+    adam_beta2: float = _f(
+        0.99, "second moment's decay; 0.99 follows short runs better than 0.999", low=0, high=0.99999
+    )
     optimizer: str = _f("auto", "`adamw`, `adamw_8bit`, or `auto`", ("auto", "adamw", "adamw_8bit"))
     max_grad_norm: float = _f(1.0, "gradients are clipped to this norm", low=0)
     loss: str = _f("dapo", "which loss; what each is averaged over stands in the docs", LOSSES)
@@ -191,11 +201,17 @@ def check(recipe: Recipe, origin: str) -> None:
     if not recipe.rewards:
         raise RecipeError(f"{origin}: `rewards` is empty", help="name at least one, for example [correctness]")
     if "{question}" not in recipe.prompt_template:
-        raise RecipeError(f"{origin}: `prompt_template` has no `{{question}}`", help="write {question} where the question goes")
+        raise RecipeError(
+            f"{origin}: `prompt_template` has no `{{question}}`", help="write {question} where the question goes"
+        )
     if recipe.dora and recipe.lora_rank == 0:
-        raise RecipeError(f"{origin}: `dora: true` needs an adapter, but lora_rank is 0", help="set lora_rank to 8 or more")
+        raise RecipeError(
+            f"{origin}: `dora: true` needs an adapter, but lora_rank is 0", help="set lora_rank to 8 or more"
+        )
     if recipe.lora_rank == 0 and recipe.path in ("qlora-hf",):
-        raise RecipeError(f"{origin}: 4-bit weights cannot be trained without an adapter", help="set lora_rank to 8 or more")
+        raise RecipeError(
+            f"{origin}: 4-bit weights cannot be trained without an adapter", help="set lora_rank to 8 or more"
+        )
     if isinstance(recipe.micro_batch, int) and (recipe.prompts_per_step * recipe.group_size) % recipe.micro_batch:
         raise RecipeError(
             f"{origin}: micro_batch {recipe.micro_batch} does not divide the "
@@ -225,7 +241,9 @@ _Loader.add_implicit_resolver(
 
 def _unknown_key(key: str, origin: str) -> RecipeError:
     near = difflib.get_close_matches(key, field_types(), n=1)
-    return RecipeError(f"{origin}: unknown key `{key}`", help=f"did you mean `{near[0]}`?" if near else "see docs/recipes.md")
+    return RecipeError(
+        f"{origin}: unknown key `{key}`", help=f"did you mean `{near[0]}`?" if near else "see docs/recipes.md"
+    )
 
 
 def _typed(key: str, value: Any, origin: str) -> Any:
@@ -241,7 +259,11 @@ def _typed(key: str, value: Any, origin: str) -> Any:
         )
     if isinstance(converted, (int, float)) and not isinstance(converted, bool):
         low, high = metadata["low"], metadata["high"]
-        if not abs(converted) < float("inf") or (low is not None and converted < low) or (high is not None and converted > high):
+        if (
+            not abs(converted) < float("inf")
+            or (low is not None and converted < low)
+            or (high is not None and converted > high)
+        ):
             bounds = f"at least {low}" + (f" and at most {high}" if high is not None else "")
             raise RecipeError(f"{origin}: `{key}` must be {bounds}, not {value!r}")
     return converted

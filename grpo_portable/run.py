@@ -5,6 +5,7 @@
     metrics.jsonl one line an optimizer step      events.jsonl  faults, retries, fallbacks, skipped rows
     generations/  base.jsonl, bootstrap.jsonl, tuned.jsonl (+ base-sampled.jsonl, tuned-sampled.jsonl)
     scores.json   report.md   charts/             adapter/    checkpoints/step-000010/
+    rung.json     what the ladder changed (path, micro_batch, rollout_rows); failure.json  how the last worker failed
     worker.log    heartbeat                       the worker's output, and the time of its last sign of life
 
 JSON files are replaced atomically; JSONL files are appended line by line and a torn last line is ignored when read.
@@ -17,7 +18,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ class RunFolder:
         return self.path / "generations" / f"{stage}.jsonl"
 
     def recipe(self) -> Recipe:
-        return load(self.recipe_file)
+        """What runs now: the settled recipe, with what the current rung of the ladder changed."""
+        return replace(load(self.recipe_file), **self.read_json("rung.json"))
 
     def read_json(self, name: str) -> dict[str, Any]:
         """The object in a JSON file of the run, {} when it is not there yet."""
@@ -79,12 +81,14 @@ class RunFolder:
         self.write_json(name, {**self.read_json(name), **values})
 
     def event(self, kind: str, message: str, **more: Any) -> None:
-        """Append an event: kind (fallback, retry, oom, nonfinite, reward, data, engine, resume, saved), one sentence, details."""
+        """Append an event: kind (fallback, retry, nonfinite, reward, data, engine, resume, saved ...), a sentence, details."""
         append_line(self.events_file, {"time": round(time.time(), 3), "kind": kind, "message": message, **more})
 
     def heartbeat(self, doing: str) -> None:
         """Tell the supervisor that the worker is alive and what it is doing."""
-        write_atomically(self.heartbeat_file, json.dumps({"time": time.time(), "doing": doing, "pid": os.getpid()}), sync=False)
+        write_atomically(
+            self.heartbeat_file, json.dumps({"time": time.time(), "doing": doing, "pid": os.getpid()}), sync=False
+        )
 
 
 def create(path: Path, recipe: Recipe, header: str = "") -> RunFolder:
@@ -95,7 +99,9 @@ def create(path: Path, recipe: Recipe, header: str = "") -> RunFolder:
         (path / "generations").mkdir(parents=True, exist_ok=True)
         write_atomically(path / "recipe.yaml", to_yaml(recipe, header))
     except OSError as error:
-        raise RunFolderError(f"`{path}` cannot be written", because=error.strerror or str(error), help="choose another --out") from error
+        raise RunFolderError(
+            f"`{path}` cannot be written", because=error.strerror or str(error), help="choose another --out"
+        ) from error
     return RunFolder(path)
 
 

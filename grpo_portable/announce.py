@@ -1,0 +1,80 @@
+"""The plan as text, printed before anything starts: what will run, on which path, why, and what closed the better paths."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from doctor.diagnosis import PATHS, Diagnosis
+from grpo_portable.recipe import Recipe
+
+WIDTH = 88
+
+
+def plan_text(recipe: Recipe, diagnosis: Diagnosis, reasons: Sequence[str], minutes: str | None) -> str:
+    """A block of lines; every choice with its reason, readable without colour."""
+    plan = diagnosis.plan
+    completions = recipe.prompts_per_step * recipe.group_size
+    rows = [
+        ("path", f"{recipe.path} ({_engine(recipe)})"),
+        ("model", _model(recipe)),
+        ("data", f"{recipe.data} ({recipe.data_split}) → held out: {recipe.eval_data} ({recipe.eval_split})"),
+        ("rewards", " + ".join(recipe.rewards)),
+        (
+            "a step",
+            f"{recipe.prompts_per_step} questions x {recipe.group_size} completions of at most "
+            f"{recipe.max_completion_tokens} tokens; micro-batch {recipe.micro_batch} of {completions}",
+        ),
+        (
+            "steps",
+            str(recipe.steps)
+            + (f", after a bootstrap of {recipe.bootstrap_epochs:g} epochs" if recipe.bootstrap_epochs else ""),
+        ),
+    ]
+    if plan.memory is not None and plan.memory.need_gib is not None and plan.path == recipe.path:
+        parts = ", ".join(f"{name} {gib:.2f}" for name, gib in plan.memory.ledger.items() if gib >= 0.005)
+        have = f" of {plan.memory.have_gib:.1f}" if plan.memory.have_gib is not None else ""
+        rows.append(("memory", f"{plan.memory.need_gib:.2f}{have} GiB: {parts}"))
+    if minutes:
+        rows.append(("time", minutes))
+    rows += [("because" if i == 0 else "", reason) for i, reason in enumerate(reasons)]
+    lines = ["plan"] + [line for name, text in rows for line in _row(name, text)]
+    closing = _closing(recipe, diagnosis)
+    return "\n".join(lines + (["", "what closed the faster paths", *closing] if closing else []))
+
+
+def _engine(recipe: Recipe) -> str:
+    engine = "vLLM" if recipe.path.endswith("-vllm") else "portable engine, no vLLM"
+    weights = {
+        "fp8": "FP8 weights",
+        "bf16": "BF16 weights",
+        "fp16": "FP16 weights",
+        "qlora": "4-bit NF4 weights",
+        "cpu": "on the CPU",
+    }
+    return f"{weights[recipe.path.split('-')[0]]}, {engine}"
+
+
+def _model(recipe: Recipe) -> str:
+    if recipe.lora_rank == 0:
+        return f"{recipe.model}, all weights trained"
+    kind = ("DoRA" if recipe.dora else "LoRA") + (" (rsLoRA)" if recipe.rslora else "")
+    return f"{recipe.model}, {kind} of rank {recipe.lora_rank}"
+
+
+def _row(name: str, text: str) -> list[str]:
+    wrapped = textwrap.wrap(text, WIDTH - 12) or [""]
+    return [f"  {name:<9} {wrapped[0]}"] + [f"  {'':<9} {line}" for line in wrapped[1:]]
+
+
+def _closing(recipe: Recipe, diagnosis: Diagnosis) -> list[str]:
+    better = set(PATHS[: PATHS.index(recipe.path)])
+    lines: list[str] = []
+    for wall in diagnosis.walls:
+        if not better & set(wall.closes):
+            continue
+        lines += textwrap.wrap(f"{wall.code}: {wall.fact}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+        command = next((h.command or h.text for h in wall.help), None)
+        if command:
+            lines.append(f"    help: {command}")
+    return lines

@@ -1,0 +1,182 @@
+"""The command line: train, eval, score, report, compare, recipes, bench.
+
+Imports nothing heavy: torch, matplotlib and the doctor's probes are reached inside the commands that need them. Results go to
+stdout, progress to stderr. Exit codes: 0 done, 1 the run failed or no path is open, 2 a user's mistake, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from grpo_portable.errors import GrpoPortableError
+
+app = typer.Typer(
+    name="grpo-portable",
+    help="Train a language model with GRPO on the machine you have.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change one field of the recipe")
+]
+
+
+@app.command()
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="a recipe's name or file; see `grpo-portable recipes`")] = None,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="choose path, model and sizes by what this machine can do")
+    ] = False,
+    model: Annotated[str | None, typer.Option(help="hub id, folder, or GGUF file, instead of the recipe's")] = None,
+    data: Annotated[str | None, typer.Option(help="hub id or JSONL/parquet/CSV file, instead of the recipe's")] = None,
+    settings: Settings = None,
+    path: Annotated[str | None, typer.Option(help="take this path and no better one")] = None,
+    out: Annotated[Path | None, typer.Option(help="run folder; default runs/<recipe>-<time>")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="stop after plan, memory and an estimate of minutes")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out (default: the newest)")] = False,
+    no_fallback: Annotated[bool, typer.Option("--no-fallback", help="stop instead of going one path lower")] = False,
+) -> None:
+    """Train: diagnose, plan, evaluate the base, GRPO, evaluate the tuned, report."""
+    from grpo_portable import launch
+
+    if resume:
+        launch.resume(out, fallback=not no_fallback)
+        return
+    overrides = list(settings or [])
+    overrides += [
+        f"{key}={value}" for key, value in (("model", model), ("data", data), ("path", path)) if value is not None
+    ]
+    launch.train(recipe, auto=auto, overrides=overrides, out=out, dry_run=dry_run, fallback=not no_fallback)
+
+
+@app.command("eval")
+def evaluate(
+    model: Annotated[str, typer.Option(help="hub id, folder, GGUF file, or `embedded`")],
+    data: Annotated[str | None, typer.Option(help="held-out questions: hub id, file, or `arithmetic`")] = None,
+    adapter: Annotated[Path | None, typer.Option(help="adapter folder to put on the model")] = None,
+    recipe: Annotated[str | None, typer.Option(help="recipe whose prompt and limits are used")] = None,
+    settings: Settings = None,
+    path: Annotated[str | None, typer.Option(help="path to take; default: the best open one")] = None,
+    out: Annotated[Path | None, typer.Option(help="run folder; default runs/eval-<time>")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the answers in --out")] = False,
+) -> None:
+    """Evaluate any model on any questions, with the prompt, extractor and statistics of training."""
+    from grpo_portable import launch
+
+    overrides = [*list(settings or []), f"model={model}"]
+    overrides += [f"{key}={value}" for key, value in (("eval_data", data), ("path", path)) if value is not None]
+    launch.evaluate(recipe, adapter=adapter, overrides=overrides, out=out, resuming=resume)
+
+
+@app.command()
+def score(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
+    """Score the saved generations of a run again, offline, and print the scores as JSON."""
+    import json
+
+    from grpo_portable import run as run_folder
+    from grpo_portable import scoring
+
+    typer.echo(json.dumps(scoring.score_run(run_folder.open_run(run)), indent=1, ensure_ascii=False))
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
+    """Rebuild report.md and the charts of a run from its files alone."""
+    from grpo_portable import report as report_room
+    from grpo_portable import run as run_folder
+    from grpo_portable import scoring
+
+    folder = run_folder.open_run(run)
+    scoring.score_run(folder)
+    typer.echo(str(report_room.write_report(folder)))
+
+
+@app.command()
+def compare(
+    run_a: Annotated[Path, typer.Argument(help="run folder")],
+    run_b: Annotated[Path, typer.Argument(help="run folder")],
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text")] = False,
+) -> None:
+    """The paired difference between the tuned answers of two runs on the same questions."""
+    import json
+
+    from grpo_portable import compare as compare_room
+    from grpo_portable import run as run_folder
+
+    comparison = compare_room.compare(run_folder.open_run(run_a), run_folder.open_run(run_b))
+    typer.echo(json.dumps(comparison.to_json(), indent=1, ensure_ascii=False) if as_json else comparison.to_text())
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="show this recipe, or copy it with --copy")] = None,
+    copy: Annotated[Path | None, typer.Option("--copy", help="write the recipe to this file")] = None,
+) -> None:
+    """List the recipes that come along, show one, or copy one out."""
+    from grpo_portable import catalogue
+    from grpo_portable.errors import RunFolderError
+
+    if name is None:
+        width = max(len(entry.name) for entry in catalogue.entries())
+        for entry in catalogue.entries():
+            typer.echo(f"{entry.name:<{width}}  {entry.purpose}")
+        return
+    text = catalogue.find(name).read_text(encoding="utf-8")
+    if copy is None:
+        typer.echo(text, nl=False)
+        return
+    if copy.exists():
+        raise RunFolderError(f"`{copy}` exists already", help="choose another file")
+    copy.write_text(text, encoding="utf-8")
+    typer.echo(f"wrote {copy}; run it with: grpo-portable train {copy}")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def bench(context: typer.Context) -> None:
+    """Measure rollout engines side by side: `bench rollout --shape qwen3-4b --engines portable,reference,vllm --json`."""
+    from grpo_portable import bench as bench_room
+
+    raise typer.Exit(bench_room.main(context.args))
+
+
+def _version(show: bool) -> None:
+    if show:
+        from importlib.metadata import version
+
+        typer.echo(f"grpo-portable {version('grpo-portable')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line; errors a user can act on are one to three lines on stderr and an exit code."""
+    try:
+        app(arguments)
+    except GrpoPortableError as error:
+        for line in error.lines():
+            print(line, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""How a worker ended, and where the run goes on: two pure functions, no process is touched here.
+
+A rung is a path with the two sizes that memory decides. Groups stay whole on every rung: an out-of-memory error halves the
+micro-batch (same groups, same denominator, same gradient up to rounding) or the number of rows generated at once, before the
+path is given up. A user's mistake is never retried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from doctor.diagnosis import PATHS
+
+# exit codes of the worker, one a cause (`worker.py` uses them, `classify` reads them)
+EXIT = {"user": 2, "oom": 10, "engine": 11, "nonfinite": 12, "reward": 13, "disk": 14, "interrupted": 130}
+KINDS = ("done", *EXIT, "killed", "hang", "crash")
+CPU_PARAMETERS_LIMIT = 500_000_000  # above this the last rung, the CPU, would take weeks and is left out
+
+
+@dataclass(frozen=True)
+class Rung:
+    path: str
+    micro_batch: int
+    rollout_rows: int
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one worker ended: `kind` of KINDS, the phase it was in, and the original error text."""
+
+    kind: str
+    phase: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """The decision after an ending: the next rung (None: stop here) and why."""
+
+    rung: Rung | None
+    reason: str
+
+
+_OOM = re.compile(
+    r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|No available memory for the cache blocks", re.I
+)
+_DISK = re.compile(r"No space left on device|Errno 28|Disk quota exceeded", re.I)
+_ENGINE = re.compile(
+    r"vllm|EngineCore|flashinfer|get_dummy_lora_warmup_rank|align_completion_tool_mask|unsloth|CUDA error|NCCL error",
+    re.I,
+)
+
+
+def classify(returncode: int, failure: Mapping[str, Any], log_tail: str, phase: str, hung: bool = False) -> Ending:
+    """The ending of a worker from its exit status, the failure it wrote (may be empty), and the end of its log."""
+    phase = str(failure.get("phase") or phase)
+    error = str(failure.get("fact") or _last_line(log_tail) or f"exit status {returncode}")
+    if hung:
+        return Ending("hang", phase, f"no sign of life while {phase or 'starting'}")
+    if returncode == 0:
+        return Ending("done", phase, "")
+    by_code = {code: kind for kind, code in EXIT.items()}
+    if returncode in by_code:
+        return Ending(by_code[returncode], phase, error)
+    if _DISK.search(log_tail):
+        return Ending("disk", phase, error)
+    if _OOM.search(log_tail):
+        return Ending("oom", phase, error)
+    if returncode < 0 or returncode in (128 + 9, 128 + 15, 128 + 11, 128 + 6):
+        number = -returncode if returncode < 0 else returncode - 128
+        return Ending("killed", phase, f"the worker was ended by signal {number}")
+    if _ENGINE.search(log_tail):
+        return Ending("engine", phase, error)
+    return Ending("crash", phase, error)
+
+
+def next_step(rung: Rung, ending: Ending, rungs: Sequence[str], group_size: int, retries: int) -> Step:
+    """The rung to go on with. `rungs`: open paths, best first. `retries`: times this rung was restarted without progress."""
+    if ending.kind in ("user", "reward", "disk", "interrupted", "done"):
+        return Step(None, f"{ending.kind}: a lower path would not change it")
+    if ending.kind == "oom":
+        smaller = _smaller(rung, ending.phase, group_size)
+        if smaller is not None:
+            return Step(smaller, f"out of memory while {ending.phase}: {_change(rung, smaller)}, groups stay whole")
+    if ending.kind in ("killed", "crash") and retries == 0 and not rung.path.endswith("-vllm"):
+        return Step(rung, "one more try on the same path, from the last checkpoint")
+    below = _below(rung.path, rungs)
+    if below is None:
+        return Step(None, f"no path is open below {rung.path}")
+    return Step(replace(rung, path=below), f"{rung.path} ended ({ending.kind}): {ending.error}")
+
+
+def rungs_from_answer(answer: Mapping[str, Any], start: str, parameters: int | None) -> tuple[str, ...]:
+    """Open paths from `start` downwards, best first, from the doctor's JSON answer; the CPU only for a model it can serve."""
+    paths = answer.get("paths") or {}
+    tail = PATHS[PATHS.index(start) :]
+    is_open = [
+        p
+        for p in tail
+        if p == start or ((paths.get(p) or {}).get("open") and (paths.get(p) or {}).get("fits") is not False)
+    ]
+    too_big = parameters is not None and parameters > CPU_PARAMETERS_LIMIT
+    return tuple(p for p in is_open if p == start or p != "cpu" or not too_big)
+
+
+def _below(path: str, rungs: Sequence[str]) -> str | None:
+    lower = [p for p in rungs if PATHS.index(p) > PATHS.index(path)]
+    return lower[0] if lower else None
+
+
+def _smaller(rung: Rung, phase: str, group_size: int) -> Rung | None:
+    in_rollout = phase.startswith(("roll", "eval"))
+    if in_rollout and rung.rollout_rows > 1:
+        return replace(rung, rollout_rows=max(1, rung.rollout_rows // 2))
+    if not in_rollout and rung.micro_batch > 1:
+        return replace(rung, micro_batch=_next_divisor(rung.micro_batch))
+    return None
+
+
+def _next_divisor(micro_batch: int) -> int:
+    """The largest proper divisor: accumulation then grows by a whole factor and the step holds the same completions."""
+    return next(d for d in range(micro_batch // 2, 0, -1) if micro_batch % d == 0)
+
+
+def _change(old: Rung, new: Rung) -> str:
+    if new.micro_batch != old.micro_batch:
+        return f"micro-batch {old.micro_batch} → {new.micro_batch}"
+    return f"rows generated at once {old.rollout_rows} → {new.rollout_rows}"
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

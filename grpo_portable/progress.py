@@ -1,0 +1,127 @@
+"""Shows a run while it goes on, from its files alone: a live display on a terminal, plain lines elsewhere.
+
+Reads metrics.jsonl and the heartbeat that the worker writes; knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from types import TracebackType
+from typing import Any, TextIO
+
+from grpo_portable.run import RunFolder, read_lines
+
+
+def summary(metrics: dict[str, Any], steps: int) -> str:
+    """One line about one step: `step 12/150  reward 0.81  840 tok/s  1.2 GiB  3m 05s left`."""
+    step = int(metrics.get("step") or 0)
+    parts = [f"step {step}/{steps}"]
+    if metrics.get("reward") is not None:
+        parts.append(f"reward {metrics['reward']:.3f}")
+    if metrics.get("tokens_per_s") is not None:
+        parts.append(f"{metrics['tokens_per_s']:.0f} tok/s")
+    if metrics.get("memory_gib") is not None:
+        parts.append(f"{metrics['memory_gib']:.1f} GiB")
+    if step and metrics.get("seconds") is not None and step < steps:
+        parts.append(f"{duration(metrics['seconds'] / step * (steps - step))} left")
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """`45s`, `3m 05s`, `2h 10m`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+class Progress:
+    """Follows one run folder; call `look` as often as you like, it reads only what is new."""
+
+    def __init__(self, run: RunFolder, steps: int, out: TextIO | None = None) -> None:
+        self.run, self.steps, self.out = run, steps, out or sys.stderr
+        self._read_bytes = run.metrics_file.stat().st_size if run.metrics_file.exists() else 0
+        self._doing, self._last = "", (list(read_lines(run.metrics_file)) or [{}])[-1]
+        self._began = time.monotonic()
+        self._live: Any = None
+
+    def __enter__(self) -> Progress:
+        if self.out.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(self._panel(), console=Console(file=self.out), refresh_per_second=4, transient=True)
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.look()
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def look(self) -> bool:
+        """Show what is new; True when the worker made a step or changed what it does."""
+        doing, new = self._heartbeat(), self._new_metrics()
+        changed = bool(new) or doing != self._doing
+        if doing and doing != self._doing:
+            self._doing = doing
+            self._say(doing)
+        for metrics in new:
+            self._last = metrics
+            self._say(summary(metrics, self.steps))
+        if self._live is not None:
+            self._live.update(self._panel())
+        return changed
+
+    def say(self, line: str) -> None:
+        """A line that stays on the screen, also on a terminal."""
+        if self._live is not None:
+            self._live.console.print(line, markup=False, highlight=False)
+        else:
+            print(line, file=self.out, flush=True)
+
+    def _say(self, line: str) -> None:
+        if self._live is None:
+            print(line, file=self.out, flush=True)
+
+    def _heartbeat(self) -> str:
+        try:
+            return str(json.loads(self.run.heartbeat_file.read_text(encoding="utf-8")).get("doing") or "")
+        except (OSError, ValueError):
+            return ""
+
+    def _new_metrics(self) -> list[dict[str, Any]]:
+        if not self.run.metrics_file.exists():
+            return []
+        with self.run.metrics_file.open("rb") as file:
+            file.seek(0, 2)
+            if file.tell() < self._read_bytes:  # cut back by a resume
+                self._read_bytes = 0
+            file.seek(self._read_bytes)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._read_bytes += len(whole) + len(newline)
+        records = []
+        for line in whole.splitlines():
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                continue
+        return [r for r in records if isinstance(r, dict)]
+
+    def _panel(self) -> Any:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.text import Text
+
+        step = int(self._last.get("step") or 0)
+        return Group(
+            Text(f"{self._doing or 'starting'}  ({duration(time.monotonic() - self._began)})"),
+            ProgressBar(total=self.steps, completed=step, width=60),
+            Text(summary(self._last, self.steps) if self._last else ""),
+        )
