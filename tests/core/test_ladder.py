@@ -1,0 +1,94 @@
+"""How an ending is read, and which rung follows: tables of cases."""
+
+import pytest
+
+from grpo_portable.ladder import EXIT, Ending, Rung, classify, next_step, rungs_from_answer
+
+TOP = Rung("fp8-vllm", 8, 64)
+OPEN = ("fp8-vllm", "bf16-vllm", "bf16-hf", "qlora-hf", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("code", "failure", "log", "kind"),
+    [
+        (0, {}, "", "done"),
+        (2, {"fact": "no such file"}, "", "user"),
+        (10, {"fact": "CUDA out of memory"}, "", "oom"),
+        (11, {}, "", "engine"),
+        (130, {}, "", "interrupted"),
+        (-9, {}, "", "killed"),
+        (137, {}, "", "killed"),
+        (-11, {}, "Fatal Python error: Segmentation fault", "killed"),
+        (1, {}, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "oom"),
+        (1, {}, "ValueError: No available memory for the cache blocks.", "oom"),
+        (1, {}, "AttributeError: 'LRUCacheWorkerLoRAManager' object has no attribute 'get_dummy_lora_warmup_rank'", "engine"),
+        (1, {}, "NameError: name 'align_completion_tool_mask' is not defined", "engine"),
+        (1, {}, "ImportError: .../vllm/_C.abi3.so: undefined symbol: _ZN3c10", "engine"),
+        (1, {}, "RuntimeError: CUDA error: no kernel image is available for execution on the device", "engine"),
+        (1, {}, "OSError: [Errno 28] No space left on device", "disk"),
+        (1, {}, "KeyError: 'x'", "crash"),
+    ],
+)
+def test_endings(code, failure, log, kind):
+    assert classify(code, failure, log, "training").kind == kind
+
+
+def test_a_hang_is_a_hang_whatever_the_exit_code():
+    assert classify(-9, {}, "", "starting vLLM", hung=True).kind == "hang"
+
+
+@pytest.mark.parametrize("kind", ["user", "reward", "disk", "interrupted"])
+def test_what_a_lower_path_cannot_cure_is_not_retried(kind):
+    assert next_step(TOP, Ending(kind, "training", "x"), OPEN, 8, 0).rung is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "rung", "expected"),
+    [
+        ("update", Rung("bf16-hf", 8, 64), Rung("bf16-hf", 4, 64)),
+        ("update", Rung("bf16-hf", 6, 64), Rung("bf16-hf", 3, 64)),
+        ("update", Rung("bf16-hf", 15, 64), Rung("bf16-hf", 5, 64)),
+        ("update", Rung("bf16-hf", 1, 64), Rung("qlora-hf", 1, 64)),
+        ("rollout", Rung("bf16-hf", 8, 64), Rung("bf16-hf", 8, 32)),
+        ("evaluating base", Rung("bf16-hf", 8, 64), Rung("bf16-hf", 8, 32)),
+        ("rollout", Rung("bf16-hf", 8, 1), Rung("qlora-hf", 8, 1)),
+    ],
+)
+def test_memory_halves_the_part_that_ran_out_and_then_goes_down(phase, rung, expected):
+    assert next_step(rung, Ending("oom", phase, "CUDA out of memory"), OPEN, 8, 0).rung == expected
+
+
+def test_an_engine_that_dies_is_not_asked_twice():
+    step = next_step(TOP, Ending("engine", "starting", "vLLM did not start"), OPEN, 8, 0)
+    assert step.rung == Rung("bf16-vllm", 8, 64)
+    assert "vLLM did not start" in step.reason
+
+
+def test_a_killed_portable_worker_is_started_again_once():
+    rung = Rung("bf16-hf", 8, 64)
+    assert next_step(rung, Ending("killed", "update", "signal 9"), OPEN, 8, 0).rung == rung
+    assert next_step(rung, Ending("killed", "update", "signal 9"), OPEN, 8, 1).rung == Rung("qlora-hf", 8, 64)
+
+
+def test_the_last_rung_ends_the_run():
+    assert next_step(Rung("cpu", 1, 1), Ending("nonfinite", "update", "nan"), ("cpu",), 8, 3).rung is None
+
+
+def test_every_ladder_ends():
+    rung, starts = TOP, 0
+    while rung is not None:
+        rung = next_step(rung, Ending("oom", "rollout" if starts % 2 else "update", "oom"), OPEN, 8, 0).rung
+        starts += 1
+        assert starts < 60
+
+
+def test_only_open_paths_are_rungs_and_the_cpu_only_for_small_models():
+    paths = {p: {"open": p != "bf16-vllm", "fits": p != "bf16-hf"} for p in OPEN}
+    answer = {"paths": paths}
+    assert rungs_from_answer(answer, "fp8-vllm", 100_000_000) == ("fp8-vllm", "qlora-hf", "cpu")
+    assert rungs_from_answer(answer, "fp8-vllm", 4_000_000_000) == ("fp8-vllm", "qlora-hf")
+    assert rungs_from_answer(answer, "cpu", 4_000_000_000) == ("cpu",)
+
+
+def test_exit_codes_are_one_a_cause():
+    assert len(set(EXIT.values())) == len(EXIT)

@@ -1,0 +1,101 @@
+"""A recipe is read whole or refused with the key's name; what is written back reads as the same recipe."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from grpo_portable import catalogue
+from grpo_portable.errors import RecipeError
+from grpo_portable.recipe import Recipe, load, override, recipe_from_mapping, to_yaml
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+
+
+def test_written_recipe_reads_back_equal(tmp_path):
+    recipe = override(Recipe(), ["learning_rate=5e-6", "rewards=[correctness]", "epsilon_high=0.28", "model=./x: y"])
+    file = tmp_path / "r.yaml"
+    file.write_text(to_yaml(recipe, "two\nlines"), encoding="utf-8")
+    assert load(file) == recipe
+    assert file.read_text(encoding="utf-8").startswith("# two\n# lines\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("lerning_rate=3", ["unknown key `lerning_rate`", "`learning_rate`"]),
+        ("steps=many", ["`steps`", "whole number", "'many'"]),
+        ("steps=0", ["`steps`", "at least 1"]),
+        ("steps=1.5", ["`steps`", "whole number"]),
+        ("steps=true", ["`steps`", "whole number"]),
+        ("learning_rate=.inf", ["`learning_rate`"]),
+        ("learning_rate=.nan", ["`learning_rate`"]),
+        ("loss=gropo", ["`loss`", "`grpo`"]),
+        ("top_p=2", ["`top_p`", "at most 1"]),
+        ("rewards=correctness", ["`rewards`", "list of text"]),
+        ("rewards=[]", ["`rewards` is empty"]),
+        ("reward_weights=[1, 2, 3]", ["3 reward_weights for 2 rewards"]),
+        ("prompt_template=Solve it", ["{question}"]),
+        ("micro_batch=7", ["micro_batch 7", "64"]),
+        ("dora=true lora_rank=0", ["adapter"]),
+        ("steps", ["no `=`"]),
+    ],
+)
+def test_refusals_name_the_key(setting, words):
+    settings = setting.split(" ") if "lora_rank" in setting else [setting]
+    with pytest.raises(RecipeError) as caught:
+        override(Recipe(), settings)
+    text = "\n".join(caught.value.lines())
+    assert all(word in text for word in words), text
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- a\n- b\n", "not `key: value`"),
+        ("steps: [1\n", "not YAML"),
+        ("steps: 1\nsteps: 2\n", "given twice"),
+        ("steps: !!python/object/apply:os.getcwd []\n", "not YAML"),
+    ],
+)
+def test_files_that_are_no_recipe(tmp_path, text, words):
+    file = tmp_path / "bad.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(RecipeError) as caught:
+        load(file)
+    assert words in str(caught.value)
+
+
+def test_missing_and_binary_files_are_one_line(tmp_path):
+    for content in (None, b"\xff\xfe\x00"):
+        file = tmp_path / "r.yaml"
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(RecipeError) as caught:
+            load(file)
+        assert len(caught.value.lines()) == 1
+
+
+def test_numbers_written_the_short_way_are_numbers():
+    assert recipe_from_mapping({"learning_rate": 1}).learning_rate == 1.0
+    assert override(Recipe(), ["learning_rate=1e-4"]).learning_rate == 1e-4
+    assert override(Recipe(), ["model=3407"]).model == "3407"
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda f: f.stem)
+def test_recipes_that_come_along_are_valid_and_introduce_themselves(file):
+    load(file)
+    header = "\n".join(catalogue.header(file))
+    for word in ("Machine:", "Launch:", "Change:", f"train {file.stem}"):
+        assert word in header
+
+
+def test_every_field_explains_itself():
+    assert all(len(f.metadata["doc"]) > 8 for f in fields(Recipe))
+
+
+def test_unknown_recipe_names_the_nearest():
+    with pytest.raises(RecipeError) as caught:
+        catalogue.find("gsm8k-smollm2-135")
+    assert "`gsm8k-smollm2-135m`" in str(caught.value.help)

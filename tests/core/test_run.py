@@ -1,0 +1,64 @@
+"""The run folder survives what a crash leaves behind."""
+
+import os
+
+import pytest
+
+from grpo_portable.errors import RunFolderError
+from grpo_portable.recipe import Recipe
+from grpo_portable.run import append_line, create, open_run, read_lines, write_atomically
+
+
+def test_a_folder_with_a_run_is_refused(tmp_path):
+    create(tmp_path / "run", Recipe())
+    with pytest.raises(RunFolderError) as caught:
+        create(tmp_path / "run", Recipe())
+    assert "--resume" in caught.value.lines()[1]
+
+
+def test_a_folder_without_a_run_cannot_be_opened(tmp_path):
+    with pytest.raises(RunFolderError):
+        open_run(tmp_path)
+
+
+def test_an_unwritable_place_is_one_clear_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError) as caught:
+        create(tmp_path / "file" / "run", Recipe())
+    assert "cannot be written" in caught.value.lines()[0]
+
+
+def test_a_torn_line_is_passed_over_and_closed(tmp_path):
+    file = tmp_path / "m.jsonl"
+    append_line(file, {"step": 1})
+    with file.open("ab") as out:
+        out.write(b'{"step": 2, "rew')  # the process died here
+    append_line(file, {"step": 3})
+    assert [r["step"] for r in read_lines(file)] == [1, 3]
+
+
+def test_a_json_file_is_replaced_whole(tmp_path, monkeypatch):
+    file = tmp_path / "run.json"
+    write_atomically(file, "old")
+
+    def die(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", die)
+    with pytest.raises(OSError):
+        write_atomically(file, "new")
+    assert file.read_text() == "old"
+
+
+def test_the_rung_changes_what_runs_and_not_what_was_settled(tmp_path):
+    run = create(tmp_path / "run", Recipe(path="bf16-hf", micro_batch=8, rollout_rows=64))
+    run.write_json("rung.json", {"path": "qlora-hf", "micro_batch": 4, "rollout_rows": 64})
+    assert (run.recipe().path, run.recipe().micro_batch) == ("qlora-hf", 4)
+    assert "path: bf16-hf" in run.recipe_file.read_text()
+
+
+def test_numbers_that_are_no_json_never_reach_a_file(tmp_path):
+    run = create(tmp_path / "run", Recipe())
+    with pytest.raises(ValueError):
+        run.write_json("scores.json", {"accuracy": float("nan")})
+    assert not (tmp_path / "run" / "scores.json").exists()

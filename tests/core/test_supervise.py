@@ -1,0 +1,137 @@
+"""The supervisor against workers that end in every way: the worker is a small real process, only its command is replaced."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from grpo_portable import supervise
+from grpo_portable.errors import Interrupted, UsageError
+from grpo_portable.recipe import Recipe
+from grpo_portable.run import create, read_lines
+
+ANSWER = {"paths": {p: {"open": True, "fits": True} for p in ("fp8-vllm", "bf16-hf", "qlora-hf", "cpu")}}
+WORKER = """
+import json, os, pathlib, signal, sys, time
+folder, behaviours = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+rung = json.loads((folder / "rung.json").read_text())
+count = folder / "starts"
+n = int(count.read_text()) if count.exists() else 0
+count.write_text(str(n + 1))
+(folder / "heartbeat").write_text(json.dumps({"doing": "update"}))
+kind, _, text = behaviours[min(n, len(behaviours) - 1)].partition(":")
+print(text, flush=True)
+if kind == "done":
+    with open(folder / "metrics.jsonl", "a") as f:
+        f.write(json.dumps({"step": 1, "reward": 1.0, "path": rung["path"], "micro_batch": rung["micro_batch"]}) + "\\n")
+elif kind == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+elif kind == "hang":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)
+elif kind == "wait":
+    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(SystemExit(130)))
+    time.sleep(60)
+elif kind == "fail":
+    code, fact = text.split(" ", 1)
+    (folder / "failure.json").write_text(json.dumps({"fact": fact, "phase": "update"}))
+    sys.exit(int(code))
+"""
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    run = create(tmp_path / "run", Recipe(path="fp8-vllm", micro_batch=8, rollout_rows=64, steps=1))
+    run.write_json("plan.json", ANSWER)
+
+    def begin(*behaviours, **options):
+        command = lambda run, rung, processes: [sys.executable, "-c", WORKER, str(run.path), json.dumps(behaviours)]  # noqa: E731
+        monkeypatch.setattr(supervise, "worker_command", command)
+        limits = supervise.Limits(start_s=20, silence_s=1.0, stop_s=0.5)
+        supervise.supervise(run, limits=limits, **options)
+        return run
+
+    begin.run = run
+    return begin
+
+
+def events(run, kind):
+    return [e for e in read_lines(run.events_file) if e["kind"] == kind]
+
+
+def test_a_good_worker_is_started_once(start):
+    run = start("done")
+    assert (run.path / "starts").read_text() == "1"
+    assert not run.events_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("ending", "path"),
+    [
+        ("fail:11 vLLM did not start", "bf16-hf"),
+        ("fail:12 gradient of layer 3 was not finite", "bf16-hf"),
+        ("kill:", "bf16-hf"),
+        ("hang:", "bf16-hf"),
+    ],
+)
+def test_a_broken_top_rung_is_left_and_the_event_keeps_the_error(start, ending, path):
+    run = start(ending, "done")
+    assert next(iter(read_lines(run.metrics_file)))["path"] == path
+    (event,) = events(run, "fallback")
+    assert (event["from"], event["to"]) == ("fp8-vllm", path)
+    if "fail" in ending:
+        assert ending.split(" ", 1)[1] in event["error"]
+
+
+def test_out_of_memory_halves_the_micro_batch_first(start):
+    run = start("fail:10 CUDA out of memory", "fail:10 CUDA out of memory", "done")
+    assert next(iter(read_lines(run.metrics_file)))["micro_batch"] == 2
+    assert len(events(run, "retry")) == 2
+
+
+def test_a_users_mistake_is_told_and_not_retried(start):
+    with pytest.raises(UsageError) as caught:
+        start("fail:2 `q.jsonl` has no answer column", "done")
+    assert "`q.jsonl` has no answer column" in caught.value.lines()[0]
+    assert (start.run.path / "starts").read_text() == "1"
+
+
+def test_no_fallback_stops_and_says_so(start):
+    with pytest.raises(supervise.RunFailed) as caught:
+        start("fail:11 vLLM did not start", "done", fallback=False)
+    assert "--no-fallback" in "\n".join(caught.value.lines())
+
+
+def test_an_endless_failure_ends(start):
+    with pytest.raises(supervise.RunFailed):
+        start("fail:11 broken")
+    assert int((start.run.path / "starts").read_text()) <= 5
+
+
+def test_ctrl_c_ends_the_worker_and_says_how_to_go_on(tmp_path):
+    """A real parent process gets SIGINT; its worker, in another process group, must be gone afterwards."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import sys, json\n"
+        "from pathlib import Path\n"
+        "from grpo_portable import supervise, cli\n"
+        "from grpo_portable.recipe import Recipe\n"
+        "from grpo_portable.run import create\n"
+        f"WORKER = {WORKER!r}\n"
+        f"run = create(Path({str(tmp_path / 'run')!r}), Recipe(path='cpu', micro_batch=8, rollout_rows=64))\n"
+        "supervise.worker_command = lambda run, rung, n: [sys.executable, '-c', WORKER, str(run.path), json.dumps(['wait:'])]\n"
+        "supervise.supervise(run)\n"
+    )
+    parent = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True)
+    for _ in range(200):
+        if (tmp_path / "run" / "starts").exists():
+            break
+        time.sleep(0.05)
+    parent.send_signal(signal.SIGINT)
+    _, text = parent.communicate(timeout=20)
+    assert "Interrupted" in text and "saved" in text
+    assert [e["kind"] for e in read_lines(tmp_path / "run" / "events.jsonl")] == ["interrupted"]
+    assert Interrupted.exit_code == 130
