@@ -1,0 +1,293 @@
+"""What a path needs of a card's memory, part by part, and the largest settings that fit.
+
+Legend: P prompt tokens, T completion tokens, N = prompts x G completions a step. All results are GiB, all shapes parameters.
+A step has two phases that never overlap: the rollout (sampling) and the update (activations, logits of the loss). What
+lives through both is added up, of the rest the larger phase counts. The arithmetic is shown in docs/memory.md, with what
+was measured beside it. Pure: nothing here looks at a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from doctor.shapes import Shape
+
+GIB = 2**30
+CONTEXT_GIB = 0.55  # CUDA context, torch's and cuBLAS's kernels and workspaces
+CPU_PROCESS_GIB = 0.9  # an interpreter with torch, transformers and TRL loaded
+ENGINE_WORKSPACE_GIB = 2.4  # vLLM: CUDA graphs, its profile run's activations and logits, what it takes outside torch
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # two values a byte; one 8-bit absmax per 64, one float32 per 256 of those
+LOSS_ROWS, LOSS_COLUMNS = 4096, 32768  # tile of TRL's chunked LM head (trl/kernels/chunked_logprob.py)
+COMPUTE_BOUND_TOKENS = 2048  # tokens in one backward pass from which the card's arithmetic is the limit
+ENOUGH_TOKENS = 16384  # a larger micro-batch than this is no faster, and without recomputing half of it
+HEADROOM = 0.92  # share of free memory that settings beyond the smallest may fill
+PREFILL_TOKENS = 4096  # prompt tokens the engine runs at once
+KV_BUCKET = 128  # the static cache's length is a multiple of this
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything the ledger depends on beside the shape. `base`: bf16, fp16, fp32, nf4 or fp8; `copy`: none, bf16 or fp8."""
+
+    base: str
+    copy: str = "none"
+    engine: str = "portable"  # portable | vllm
+    micro_batch: int = 1
+    rollout_rows: int = 8
+    checkpointing: bool = True
+    prompt_tokens: int = 512
+    completion_tokens: int = 256
+    lora_rank: int = 32
+    dora: bool = False
+    optimizer: str = "adamw"
+    shared: bool = False  # the engine reads the policy's own weights (Unsloth), no second copy
+    device: str = "cuda"
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What to run with. `ledger` sums to `need_gib`; `fits` is judged at the smallest setting and is None when nobody knows."""
+
+    need_gib: float
+    have_gib: float | None
+    ledger: Mapping[str, float]
+    micro_batch: int
+    rollout_rows: int
+    checkpointing: bool
+    rollout_copy: bool
+    fits: bool | None
+    reason: str
+    base: str
+    phase: str  # update | rollout: which of the two is the larger
+    setting: Setting
+
+
+def ledger(shape: Shape, setting: Setting) -> dict[str, float]:
+    """GiB by part for one setting, at the peak of a step; the sum is the need."""
+    update, rollout = _update(shape, setting), _rollout(shape, setting)
+    larger = update if sum(update.values()) >= sum(rollout.values()) else rollout
+    parts = {**_lasting(shape, setting), **larger}
+    return {name: gib for name, gib in parts.items() if gib > 0}
+
+
+def phase(shape: Shape, setting: Setting) -> str:
+    """Which phase of a step needs more: update or rollout."""
+    more = sum(_update(shape, setting).values()) >= sum(_rollout(shape, setting).values())
+    return "update" if more else "rollout"
+
+
+def weight_bytes(shape: Shape, kind: str) -> float:
+    """Bytes of all weights: quantised kinds keep embeddings, head and norms in 16 bit."""
+    each = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "nf4": NF4_BYTES}[kind]
+    if kind in ("nf4", "fp8"):
+        return shape.linear_params * each + (shape.params - shape.linear_params) * 2
+    return shape.params * each
+
+
+def kv_bytes_per_token(shape: Shape, kind: str = "bf16") -> int:
+    """Bytes one token of one row keeps in the KV cache."""
+    return shape.kv_values_per_token * (4 if kind == "fp32" else 2)
+
+
+def saved_bytes_per_token(shape: Shape, kind: str, rank: int) -> float:
+    """Bytes one block keeps of one token for the backward pass, without checkpointing.
+
+    Counted on transformers' Qwen3 and Llama blocks under peft with float32 adapters (saved-tensor hooks, mask given): the
+    norms' float32 copies, the adapters' inputs, attention's q, k, v (heads repeated) and output, and the gated MLP.
+    """
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    wide = shape.experts_per_token * shape.moe_intermediate if shape.experts else shape.intermediate
+    more_norms = 6.0 * shape.hidden * max(0, shape.norms - 2) / 2
+    adapters = 41.0 * rank
+    if kind == "fp32":
+        of_query, of_key = (20.5, 4.5) if shape.qk_norm else (16.3, 0.2)
+        return 16.6 * shape.hidden + of_query * query + of_key * key + 16.1 * wide + adapters + more_norms
+    of_query, of_key = (14.7, 4.4) if shape.qk_norm else (10.4, 0.2)
+    return 18.6 * shape.hidden + of_query * query + of_key * key + 8.4 * wide + adapters + more_norms
+
+
+def _lasting(shape: Shape, s: Setting) -> dict[str, float]:
+    """What lives through the whole step: weights, copy, adapter and its optimizer, KV cache, engine, context."""
+    trained = shape.adapter_params(s.lora_rank, dora=s.dora) if s.lora_rank else shape.params
+    states = 2.06 if s.optimizer == "adamw_8bit" else 8.0  # two moments, 8-bit ones with a scale per 256
+    wide = 4.0 if s.lora_rank else 0.0  # adapters are float32; without one the weights themselves are trained
+    positions = -(-(s.prompt_tokens + s.completion_tokens) // KV_BUCKET) * KV_BUCKET
+    kv = s.rollout_rows * positions * kv_bytes_per_token(shape, s.base)
+    parts = {
+        "weights": weight_bytes(shape, s.base if s.lora_rank else "fp32"),
+        "rollout_copy": {"none": 0.0, "bf16": 2.0, "fp8": 1.0}[s.copy] * shape.linear_params,
+        "adapter": wide * trained,
+        "gradients": 4.0 * trained,
+        "optimizer": states * trained,
+        "kv_cache": float(kv),
+    }
+    if s.engine == "vllm":
+        parts["engine_copy"] = 0.0 if s.shared else weight_bytes(shape, "bf16" if s.copy == "none" else s.copy)
+        parts["rollout_copy"] = 0.0
+        parts["engine_workspace"] = ENGINE_WORKSPACE_GIB * GIB
+    parts["context"] = (CONTEXT_GIB if s.device == "cuda" else CPU_PROCESS_GIB) * GIB
+    return {name: size / GIB for name, size in parts.items()}
+
+
+def _update(shape: Shape, s: Setting) -> dict[str, float]:
+    """Activations and the loss's logits of one micro-batch."""
+    tokens = s.micro_batch * (s.prompt_tokens + s.completion_tokens)
+    block = saved_bytes_per_token(shape, s.base, s.lora_rank)
+    value = 4 if s.base == "fp32" else 2
+    # Checkpointing keeps each block's input and rebuilds one block, whose backward holds about a third more than it saved.
+    kept = value * shape.hidden * (shape.layers + 1) if s.checkpointing else block * shape.layers
+    activations = tokens * (kept + (1.3 if s.checkpointing else 1.1) * block)
+    if s.base == "nf4":  # the largest linear, de-quantised for its product and for its gradient
+        activations += 2 * 2 * max(i * o for i, o in shape.linears().values())
+    if s.base != "fp32" and s.lora_rank:  # autocast keeps a 16-bit copy of the adapter while the graph lives
+        activations += 0 if s.checkpointing else 2 * shape.adapter_params(s.lora_rank, dora=s.dora)
+    scored = s.micro_batch * s.completion_tokens
+    tile = min(scored, LOSS_ROWS) * min(shape.vocab, LOSS_COLUMNS)
+    copies = (
+        2 if s.device == "cuda" else 20
+    )  # Triton works in place on 16 bit; plain torch holds about five float32 tiles
+    logits = tile * copies + scored * shape.hidden * (4 + value)
+    return {"activations": activations / GIB, "logits": logits / GIB}
+
+
+def _rollout(shape: Shape, s: Setting) -> dict[str, float]:
+    """Sampling: the last token's logits of every row in float32, sorted or perturbed once more; the prefill's buffers."""
+    if s.engine == "vllm":
+        return {"sampling": 0.0}  # inside the engine's workspace
+    value = 4 if s.base == "fp32" else 2
+    rows = s.rollout_rows * shape.vocab * (value + 4 + 4)
+    wide = 2 * max(shape.intermediate, (shape.heads + 2 * shape.kv_heads) * shape.head_dim) + 4 * shape.hidden
+    prefill = min(PREFILL_TOKENS, s.rollout_rows * s.prompt_tokens) * value * wide
+    return {"sampling": (rows + prefill) / GIB}
+
+
+def settle(
+    shape: Shape,
+    path: str,
+    have_gib: float | None,
+    *,
+    group_size: int = 8,
+    prompts_per_step: int = 8,
+    prompt_tokens: int = 512,
+    completion_tokens: int = 256,
+    lora_rank: int = 32,
+    dora: bool = False,
+    optimizer: str = "adamw",
+    shared: bool = False,
+    fp8_copy: bool = False,
+) -> Settled:
+    """The largest micro-batch and rollout chunk of this path that fit `have_gib` (for `cpu`: free system memory).
+
+    `fits` is judged at the smallest setting: one completion in a backward pass, one group of rollouts, checkpointing, no
+    rollout copy unless the path is made of one. When that does not fit it is returned as it is. Groups stay whole.
+    `fp8_copy` allows 4-bit weights an FP8 rollout copy where a 16-bit one has no room (the card must multiply FP8).
+    """
+    total = max(1, group_size) * max(1, prompts_per_step)
+    smallest = Setting(
+        base="bf16",
+        rollout_rows=max(1, min(group_size, total)),
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        lora_rank=lora_rank,
+        dora=dora,
+        optimizer=optimizer,
+        shared=shared,
+    )
+    bases = _kinds(path, smallest)
+    if have_gib is None:
+        return _unknown(shape, path, bases[0], total)
+    for base in bases:
+        if _need(shape, base) <= have_gib:
+            return _grown(shape, path, base, total, have_gib, fp8_copy)
+    last = min(bases, key=lambda s: _need(shape, s))
+    need = _need(shape, last)
+    reason = (
+        f"{path} needs {need:.1f} GiB for {shape.name} at its smallest setting (one completion in a backward pass, "
+        f"{last.rollout_rows} rows), and {have_gib:.1f} GiB are free"
+    )
+    return _settled(shape, last, have_gib, False, reason)
+
+
+def _kinds(path: str, smallest: Setting) -> list[Setting]:
+    """How the path keeps its weights, best first."""
+    kinds = {
+        "fp8-vllm": [replace(smallest, engine="vllm", copy="fp8")],
+        "bf16-vllm": [replace(smallest, engine="vllm")],
+        "fp16-vllm": [replace(smallest, base="fp16", engine="vllm")],
+        "fp8-hf": [replace(smallest, copy="fp8")],
+        "bf16-hf": [smallest],
+        "fp16-hf": [replace(smallest, base="fp16")],
+        "qlora-hf": [replace(smallest, base="nf4")],
+        "cpu": [replace(smallest, base="fp32", device="cpu"), replace(smallest, device="cpu")],
+    }
+    if path not in kinds:
+        raise ValueError(f"`{path}` is not a path; the paths are {', '.join(kinds)}")
+    return kinds[path]
+
+
+def _need(shape: Shape, setting: Setting) -> float:
+    return sum(ledger(shape, setting).values())
+
+
+def _grown(shape: Shape, path: str, smallest: Setting, total: int, have: float, fp8_copy: bool) -> Settled:
+    """Spend what is left: rollout rows first, then a rollout copy, then a wide backward pass, at last no recomputing.
+
+    For 4-bit weights the copy comes first: without one they are de-quantised in every product of every token.
+    """
+    room = HEADROOM * have
+
+    def widest(options: Iterator[Setting], now: Setting) -> Setting:
+        return max((o for o in options if _need(shape, o) <= room), key=_size, default=now)
+
+    now = smallest
+    if now.base == "nf4":
+        for copy in ("fp8", "bf16") if fp8_copy else ("bf16",):
+            now = widest(iter([replace(now, copy=copy)]), now)
+    now = widest((replace(now, rollout_rows=n) for n in _divisors(total) if n >= smallest.rollout_rows), now)
+    if now.engine == "portable" and now.copy == "none" and now.device == "cuda":
+        now = widest(iter([replace(now, copy="bf16")]), now)
+    per_row = now.prompt_tokens + now.completion_tokens
+    now = widest((replace(now, micro_batch=n) for n in _divisors(total) if n * per_row <= ENOUGH_TOKENS), now)
+    enough = min(now.micro_batch, max(1, -(-COMPUTE_BOUND_TOKENS // per_row)))
+    most = max(enough, min(now.micro_batch, ENOUGH_TOKENS // 2 // per_row))
+    direct = (replace(now, micro_batch=n, checkpointing=False) for n in _divisors(total) if enough <= n <= most)
+    now = widest(direct, now)
+    need = _need(shape, now)
+    reason = (
+        f"{path} takes {need:.1f} of {have:.1f} GiB for {shape.name}: {now.base} weights, {now.micro_batch} completions in a "
+        f"backward pass{'' if now.checkpointing else ' without recomputing'}, {now.rollout_rows} rows at once"
+    )
+    return _settled(shape, now, have, True, reason)
+
+
+def _size(setting: Setting) -> tuple[int, int]:
+    return setting.rollout_rows, setting.micro_batch
+
+
+def _unknown(shape: Shape, path: str, smallest: Setting, total: int) -> Settled:
+    now = replace(smallest, micro_batch=max(n for n in _divisors(total) if n <= 8), rollout_rows=total)
+    reason = f"free memory is unknown; {path} would need {_need(shape, smallest):.1f} GiB for {shape.name} at the least"
+    return _settled(shape, now, None, None, reason)
+
+
+def _settled(shape: Shape, s: Setting, have: float | None, fits: bool | None, reason: str) -> Settled:
+    parts = ledger(shape, s)
+    return Settled(
+        need_gib=sum(parts.values()),
+        have_gib=have,
+        ledger=parts,
+        micro_batch=s.micro_batch,
+        rollout_rows=s.rollout_rows,
+        checkpointing=s.checkpointing,
+        rollout_copy=s.copy != "none",
+        fits=fits,
+        reason=reason + (" (shape guessed from the name)" if shape.estimated else ""),
+        base=s.base,
+        phase=phase(shape, s),
+        setting=s,
+    )
+
+
+def _divisors(total: int) -> list[int]:
+    return [n for n in range(1, total + 1) if total % n == 0]
