@@ -9,7 +9,6 @@ This module knows nothing of how facts are collected (`doctor.probes`) and never
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -80,7 +79,8 @@ NOT_RUN = Probe()
 
 @dataclass(frozen=True)
 class Facts:
-    """One machine. `extra` keeps every key this version does not know, so that a newer file survives a round trip."""
+    """One machine. `extra` and `inner_extra` (path of keys → value) keep every key this version does not know, at the top
+    and inside sections, so that a newer file survives a round trip."""
 
     host: Host = Host()
     gpus: tuple[Gpu, ...] | None = None  # None: nobody looked; (): looked, none there
@@ -91,6 +91,7 @@ class Facts:
     torch_arch_list: tuple[str, ...] | None = None
     env: Mapping[str, str | None] = field(default_factory=lambda: MappingProxyType({}))
     extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    inner_extra: Mapping[tuple[str, ...], Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def version(self, package: str) -> str | None:
         """The installed version, or None when the package is absent or nobody looked."""
@@ -105,6 +106,7 @@ class Facts:
         return self.probes.get(name, NOT_RUN)
 
 
+_HUGE = 1e15
 _TEXT, _NUMBER, _FLAG, _INT = "text", "number", "true or false", "whole number"
 _KINDS = {
     "str | None": _TEXT,
@@ -118,17 +120,22 @@ def _value(kind: str, raw: Any, where: str) -> Any:
     if raw is None:
         return None
     if kind == _TEXT and isinstance(raw, (str, int, float)) and not isinstance(raw, bool):
-        return str(raw)
+        return raw if isinstance(raw, str) else _number_text(raw, where)
     if kind == _FLAG and isinstance(raw, bool):
         return raw
     if kind == _INT and isinstance(raw, int) and not isinstance(raw, bool):
         return raw
     if kind == _NUMBER and isinstance(raw, (int, float)) and not isinstance(raw, bool):
-        number = float(raw)
-        if math.isfinite(number) and number >= 0:
-            return number
-        raise FactsError(f"`{where}` must be a finite number >= 0, not {raw!r}")
+        if 0 <= raw < _HUGE:  # false for nan too
+            return float(raw)
+        raise FactsError(f"`{where}` must be a number from 0 to {_HUGE:g}")
     raise FactsError(f"`{where}` must be {kind} or null, not {type(raw).__name__}")
+
+
+def _number_text(raw: int | float, where: str) -> str:
+    if abs(raw) < _HUGE:
+        return str(raw)
+    raise FactsError(f"`{where}` must be text or a number within ±{_HUGE:g}")
 
 
 def _section(raw: Any, where: str) -> Mapping[str, Any]:
@@ -144,6 +151,24 @@ def _record(cls: type, raw: Any, where: str) -> Any:
     return cls(**{f.name: _value(_KINDS[str(f.type)], section.get(f.name), f"{where}.{f.name}") for f in fields(cls)})
 
 
+def _unknown_inside(raw: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+    """Keys inside known sections that no record has, by their path; list positions are written as text."""
+    gpus = raw.get("gpus") or ()
+    probes = {k: v for k, v in _section(raw.get("probes"), "probes").items() if k != "torch_arch_list"}
+    sections: list[tuple[tuple[str, ...], type, Any]] = [
+        (("host",), Host, raw.get("host")),
+        (("driver",), Driver, raw.get("driver")),
+        (("toolkit",), Toolkit, raw.get("toolkit")),
+        *((("gpus", str(i)), Gpu, g) for i, g in enumerate(gpus)),
+        *((("probes", name), Probe, probe) for name, probe in probes.items()),
+    ]
+    found = {}
+    for path, cls, section in sections:
+        known = {f.name for f in fields(cls)}
+        found.update({(*path, k): v for k, v in (section or {}).items() if k not in known})
+    return found
+
+
 def _texts(raw: Any, where: str) -> dict[str, str | None]:
     return {str(k): _value(_TEXT, v, f"{where}.{k}") for k, v in _section(raw, where).items()}
 
@@ -152,8 +177,9 @@ def facts_from_json(raw: Any) -> Facts:
     """Facts from a parsed JSON object. Unknown keys are kept in `extra`; a wrong type raises FactsError in one line."""
     if not isinstance(raw, Mapping):
         raise FactsError(f"a facts file holds one JSON object, not {type(raw).__name__}")
-    if raw.get("schema", SCHEMA) != SCHEMA:
-        raise FactsError(f"facts schema {raw.get('schema')!r} is not known here (this version reads {SCHEMA})")
+    schema = raw.get("schema", SCHEMA)
+    if schema is None or isinstance(schema, bool) or schema != SCHEMA:
+        raise FactsError(f"facts schema {str(schema)[:40]!r} is not known here (this version reads {SCHEMA})")
     gpus = raw.get("gpus")
     if gpus is not None and not isinstance(gpus, (list, tuple)):
         raise FactsError(f"`gpus` must be a list, not {type(gpus).__name__}")
@@ -171,7 +197,8 @@ def facts_from_json(raw: Any) -> Facts:
         probes=MappingProxyType({str(k): _record(Probe, v, f"probes.{k}") for k, v in probes.items()}),
         torch_arch_list=None if arch is None else tuple(str(a) for a in arch),
         env=MappingProxyType(_texts(raw.get("env"), "env")),
-        extra=MappingProxyType({k: v for k, v in raw.items() if k not in known}),
+        extra=MappingProxyType({str(k): v for k, v in raw.items() if k not in known}),
+        inner_extra=MappingProxyType(_unknown_inside(raw)),
     )
 
 
@@ -183,7 +210,7 @@ def facts_to_json(facts: Facts) -> dict[str, Any]:
 
     probes: dict[str, Any] = {name: record(probe) for name, probe in facts.probes.items()}
     probes["torch_arch_list"] = None if facts.torch_arch_list is None else list(facts.torch_arch_list)
-    return {
+    raw: dict[str, Any] = {
         "schema": SCHEMA,
         "host": record(facts.host),
         "gpus": None if facts.gpus is None else [record(g) for g in facts.gpus],
@@ -194,3 +221,17 @@ def facts_to_json(facts: Facts) -> dict[str, Any]:
         "env": dict(facts.env),
         **dict(facts.extra),
     }
+    for path, value in facts.inner_extra.items():
+        section = _walk(raw, path[:-1])
+        if section is not None:  # None where the facts were altered since, as by leaving a card out
+            section.setdefault(path[-1], value)
+    return raw
+
+
+def _walk(raw: Any, path: tuple[str, ...]) -> dict[str, Any] | None:
+    for key in path:
+        if isinstance(raw, list):
+            raw = raw[int(key)] if int(key) < len(raw) else None
+        else:
+            raw = raw.get(key) if isinstance(raw, dict) else None
+    return raw
