@@ -29,7 +29,7 @@ def settle(recipe: Recipe, diagnosis: Diagnosis, *, auto: bool, can_run: Mapping
     asked for is closed, or none is open; RecipeError when something is `auto` and the user did not say `--auto`.
     """
     if not auto:
-        open_keys = [key for key in ("model", "data", "eval_data", "path") if getattr(recipe, key) == "auto"]
+        open_keys = [key for key in ("path", "model", "data") if getattr(recipe, key) == "auto"]
         if open_keys:
             raise RecipeError(
                 f"`{open_keys[0]}` is `auto` and nothing may choose it", help=f"add --auto, or --set {open_keys[0]}=..."

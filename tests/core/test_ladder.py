@@ -21,7 +21,12 @@ OPEN = ("fp8-vllm", "bf16-vllm", "bf16-hf", "qlora-hf", "cpu")
         (-11, {}, "Fatal Python error: Segmentation fault", "killed"),
         (1, {}, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "oom"),
         (1, {}, "ValueError: No available memory for the cache blocks.", "oom"),
-        (1, {}, "AttributeError: 'LRUCacheWorkerLoRAManager' object has no attribute 'get_dummy_lora_warmup_rank'", "engine"),
+        (
+            1,
+            {},
+            "AttributeError: 'LRUCacheWorkerLoRAManager' object has no attribute 'get_dummy_lora_warmup_rank'",
+            "engine",
+        ),
         (1, {}, "NameError: name 'align_completion_tool_mask' is not defined", "engine"),
         (1, {}, "ImportError: .../vllm/_C.abi3.so: undefined symbol: _ZN3c10", "engine"),
         (1, {}, "RuntimeError: CUDA error: no kernel image is available for execution on the device", "engine"),

@@ -1,0 +1,128 @@
+"""Every `auto` is replaced by a value with its reason; a closed path is refused with the wall's fact and help."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from doctor.diagnosis import PATHS, Diagnosis, Help, Memory, PathState, Plan, Wall
+from doctor.facts import Facts
+from grpo_portable import announce
+from grpo_portable.catalogue import pick
+from grpo_portable.errors import PathClosed, RecipeError
+from grpo_portable.recipe import Recipe
+from grpo_portable.settle import settle
+
+RECIPE = Recipe(model="org/model", data="org/data")
+RUNS = dict.fromkeys(PATHS)
+FP8 = Wall("FP8-CC-89", ("fp8-vllm", "fp8-hf"), "the card has no FP8", help=(Help("rent a newer card"),))
+NO_VLLM = Wall(
+    "VLLM-ABSENT",
+    ("fp8-vllm", "bf16-vllm", "fp16-vllm"),
+    "vLLM is not installed",
+    help=(Help("x", "pip install vllm"),),
+)
+
+
+def diagnosis(path, closed=(), misfits=(), walls=(FP8, NO_VLLM), micro_batch=16, rows=128):
+    states = {
+        p: PathState(p not in closed, p not in misfits, tuple(w.code for w in walls if p in w.closes)) for p in PATHS
+    }
+    memory = Memory(6.0, 24.0, {"weights": 4.0, "KV cache": 2.0})
+    plan = Plan(path, "portable", "bfloat16", None, (0,), "org/model", memory, micro_batch, rows, ("24 GiB are free",))
+    return Diagnosis(plan, walls, states, None, Facts())
+
+
+CLOSED = ("fp8-vllm", "bf16-vllm", "fp16-vllm", "fp8-hf", "fp16-hf")
+
+
+def test_nothing_is_auto_afterwards_and_the_reasons_stay():
+    settled = settle(RECIPE, diagnosis("bf16-hf", CLOSED), auto=True, can_run=RUNS)
+    assert (
+        "auto"
+        not in asdict(replace(settled.recipe, chat_template="none", question_column="q", answer_column="a")).values()
+    )
+    assert (settled.recipe.path, settled.recipe.micro_batch, settled.recipe.rollout_rows) == ("bf16-hf", 16, 128)
+    assert settled.recipe.eval_data == "org/data"
+    assert settled.reasons[0] == "24 GiB are free"
+
+
+@pytest.mark.parametrize(
+    ("room", "prompts", "group", "expected"), [(16, 8, 8, 16), (7, 8, 8, 4), (100, 2, 3, 6), (5, 3, 5, 5)]
+)
+def test_the_micro_batch_divides_the_step(room, prompts, group, expected):
+    recipe = replace(RECIPE, prompts_per_step=prompts, group_size=group)
+    assert (
+        settle(recipe, diagnosis("bf16-hf", CLOSED, micro_batch=room), auto=True, can_run=RUNS).recipe.micro_batch
+        == expected
+    )
+
+
+def test_without_auto_an_open_choice_is_refused():
+    with pytest.raises(RecipeError) as caught:
+        settle(RECIPE, diagnosis("bf16-hf", CLOSED), auto=False, can_run=RUNS)
+    assert "`path` is `auto`" in str(caught.value) and "--auto" in caught.value.help
+
+
+def test_a_settled_recipe_needs_no_auto_and_settles_to_itself():
+    d = diagnosis("bf16-hf", CLOSED)
+    once = settle(RECIPE, d, auto=True, can_run=RUNS).recipe
+    assert settle(once, d, auto=False, can_run=RUNS).recipe == once
+
+
+def test_a_path_without_an_engine_here_is_passed_over_with_the_reason():
+    settled = settle(
+        RECIPE, diagnosis("fp8-hf"), auto=True, can_run={**RUNS, "fp8-vllm": "no engine", "bf16-vllm": "none"}
+    )
+    assert settled.recipe.path == "fp16-vllm"
+    assert "fp8-vllm is passed over: no engine" in settled.reasons
+
+
+def test_a_path_without_room_is_no_choice():
+    assert (
+        settle(RECIPE, diagnosis("qlora-hf", CLOSED, misfits=("bf16-hf",)), auto=True, can_run=RUNS).recipe.path
+        == "qlora-hf"
+    )
+
+
+def test_a_closed_path_that_was_asked_for_names_the_wall():
+    with pytest.raises(PathClosed) as caught:
+        settle(replace(RECIPE, path="bf16-vllm"), diagnosis("bf16-hf", CLOSED), auto=True, can_run=RUNS)
+    assert caught.value.because == "vLLM is not installed" and caught.value.help == "pip install vllm"
+    assert caught.value.exit_code == 1
+
+
+def test_no_open_path_is_an_error_with_the_first_wall():
+    with pytest.raises(PathClosed) as caught:
+        settle(RECIPE, diagnosis(None, PATHS), auto=True, can_run=RUNS)
+    assert "no path is open" in str(caught.value)
+
+
+def test_all_weights_are_never_trained_on_a_quantised_base():
+    recipe = replace(RECIPE, lora_rank=0)
+    settled = settle(recipe, diagnosis("qlora-hf", (*CLOSED, "bf16-hf")), auto=True, can_run=RUNS)
+    assert settled.recipe.path == "cpu"
+
+
+def test_the_plan_as_text_says_what_why_and_what_was_closed():
+    d = diagnosis("bf16-hf", CLOSED)
+    settled = settle(RECIPE, d, auto=True, can_run=RUNS)
+    text = announce.plan_text(settled.recipe, d, settled.reasons, "about 12 minutes")
+    for words in (
+        "bf16-hf",
+        "no vLLM",
+        "org/model",
+        "6.00 of 24.0 GiB",
+        "24 GiB are free",
+        "FP8-CC-89",
+        "pip install vllm",
+        "12 minutes",
+    ):
+        assert words in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_largest_model_that_fits_and_can_be_had_is_picked():
+    names = ("gsm8k-qwen3-4b", "gsm8k-qwen3-0.6b")
+    assert pick(names, lambda r: "too big" if "4B" in r.model else None, lambda m: None).name == "gsm8k-qwen3-0.6b"
+    none = pick(names, lambda r: None, lambda m: "the hub does not answer")
+    assert none.name == "arithmetic-embedded" and "the hub does not answer" in none.reason
