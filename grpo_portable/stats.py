@@ -21,7 +21,7 @@ from statistics import NormalDist
 LEVEL = 0.05
 POWER = 0.80
 DRAWS = 10_000
-FEW = 25  # with fewer discordant pairs, or a delta this near to n of n, the normal approximation is poor
+FEW = 25  # with fewer discordant pairs, or a delta this near to n of n, no normal approximation is used
 Z = NormalDist().inv_cdf(1 - LEVEL / 2)
 
 Interval = tuple[float, float]
@@ -39,7 +39,7 @@ class Paired:
     delta: float
     se: float | None  # None for a single question
     interval: Interval  # 95 %
-    method: str  # "wald", or "score" (Tango) when there are few discordant pairs
+    method: str  # of the interval: "normal", or "exact" (see `exact_interval`) when there are few discordant pairs
     bootstrap: Interval  # 95 %, percentile
     p: float  # exact McNemar, two-sided
     smallest_detectable: float | None  # None: no difference could be shown with so few questions
@@ -117,6 +117,34 @@ def score_interval(n: int, gained: int, lost: int) -> Interval:
     return (root(-1.0, delta, Z) if delta > -1 else -1.0), (root(delta, 1.0, -Z) if delta < 1 else 1.0)
 
 
+def conditional_interval(n: int, gained: int, lost: int) -> Interval:
+    """95 % Clopper-Pearson interval of gained among discordant pairs, as a delta; it holds 0 whenever McNemar's p >= 0.05."""
+    m = gained + lost
+
+    def root(successes: int, upper: bool) -> float:
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            below = _binomial_cdf(m, middle)[successes]  # P(X <= successes), falls as the share rises
+            too_low = below > LEVEL / 2 if upper else below > 1 - LEVEL / 2
+            low, high = (middle, high) if too_low else (low, middle)
+        return (low + high) / 2
+
+    share_low = root(gained - 1, upper=False) if gained else 0.0
+    share_high = root(gained, upper=True) if lost else 1.0
+    return (2 * share_low - 1) * m / n, (2 * share_high - 1) * m / n
+
+
+def exact_interval(n: int, gained: int, lost: int) -> Interval:
+    """95 % interval for few discordant pairs: from the lower to the upper of the score and the conditional interval.
+
+    The score interval covers where no normal approximation does; the conditional one keeps it from contradicting the exact
+    test, which with 4 gained and none lost says p = 0.125 where the score interval alone would leave 0 out.
+    """
+    score, conditional = score_interval(n, gained, lost), conditional_interval(n, gained, lost)
+    return min(score[0], conditional[0]), max(score[1], conditional[1])
+
+
 def paired_bootstrap(n: int, gained: int, lost: int, draws: int = DRAWS, seed: int = 0) -> Interval:
     """95 % percentile interval of the paired bootstrap: questions drawn with replacement, each keeping its pair of answers.
 
@@ -145,16 +173,16 @@ def paired_bootstrap(n: int, gained: int, lost: int, draws: int = DRAWS, seed: i
 def smallest_detectable(n: int, discordant_rate: float, power: float = POWER) -> float | None:
     """The delta that n questions show with the given power at the 5 % level, about 2.8 sqrt(rate / n) at 80 %.
 
-    Never below the fewest gains without a loss that the exact test accepts (6 of n); None when n is smaller than that.
+    Never below 8 of n: the exact test needs 6 gains without a loss, and 8 expected gains bring 6 or more in 81 % of samples.
+    None when n is below 6, so that nothing could be shown.
     """
-    fewest = next(c for c in range(1, 64) if mcnemar_exact(c, 0) < LEVEL)
-    if n < fewest:
+    if n < 6:
         return None
-    return min(1.0, max((Z + NormalDist().inv_cdf(power)) * math.sqrt(discordant_rate / n), fewest / n))
+    return min(1.0, max((Z + NormalDist().inv_cdf(power)) * math.sqrt(discordant_rate / n), 8 / n))
 
 
 def paired(base: Sequence[bool], tuned: Sequence[bool]) -> Paired:
-    """The paired comparison of two models' right and wrong answers, question by question; ValueError if lengths differ or are 0."""
+    """The paired comparison of two models' right and wrong answers, question by question; ValueError if they do not pair."""
     if len(base) != len(tuned) or not base:
         raise ValueError(f"paired answers of {len(base)} and {len(tuned)} questions")
     pairs = [(bool(a), bool(b)) for a, b in zip(base, tuned, strict=True)]
@@ -179,8 +207,8 @@ def paired_counts(both: int, gained: int, lost: int, neither: int) -> Paired:
         neither=neither,
         delta=delta,
         se=se,
-        interval=score_interval(n, gained, lost) if few or se is None else (delta - Z * se, delta + Z * se),
-        method="score" if few else "wald",
+        interval=exact_interval(n, gained, lost) if few or se is None else (delta - Z * se, delta + Z * se),
+        method="exact" if few else "normal",
         bootstrap=paired_bootstrap(n, gained, lost),
         p=mcnemar_exact(gained, lost),
         smallest_detectable=smallest_detectable(n, (gained + lost) / n),
@@ -202,16 +230,31 @@ def clustered(answers: Sequence[Sequence[bool]]) -> Mean:
 def paired_mean(differences: Sequence[float]) -> Mean:
     """Mean of one difference a question (each in -1..1), with a normal 95 % interval and p against 0.
 
-    When all differences are equal there is no spread to judge by: the interval then opens by z²/(n+z²), which is what the
-    score interval gives for no discordant pairs, and p is the sign test's.
+    With few questions that differ, p is that of the exact sign-flip test, which is McNemar's when all differences are -1, 0 or
+    1. Without any spread the interval opens by z²/(n+z²), as the score interval does for no discordant pairs.
     """
     n, mean = len(differences), math.fsum(differences) / len(differences)
     se = _mean_se(differences, mean)
-    if se:
-        p = 2 * NormalDist().cdf(-abs(mean) / se)
-        return Mean(n, mean, se, (max(-1.0, mean - Z * se), min(1.0, mean + Z * se)), p)
-    half = Z * Z / (n + Z * Z)
-    return Mean(n, mean, se, (max(-1.0, mean - half), min(1.0, mean + half)), 1.0 if mean == 0 else 2.0 ** (1 - n))
+    half = Z * se if se else Z * Z / (n + Z * Z)
+    interval = max(-1.0, mean - half), min(1.0, mean + half)
+    moved = [d for d in differences if d]
+    if not se or len(moved) < FEW:
+        return Mean(n, mean, se, interval, sign_flip_exact(moved))
+    return Mean(n, mean, se, interval, 2 * NormalDist().cdf(-abs(mean) / se))
+
+
+def sign_flip_exact(differences: Sequence[float]) -> float:
+    """Two-sided p that the sum is as far from 0 when each difference's sign is a fair coin's throw; 1 when there are none."""
+    ways = {0.0: 1}
+    for d in differences:
+        after: dict[float, int] = {}
+        for total, count in ways.items():
+            for step in (d, -d):
+                key = round(total + step, 9)  # sums of the same shares must meet in one key
+                after[key] = after.get(key, 0) + count
+        ways = after
+    observed = abs(math.fsum(differences)) - 1e-7
+    return sum(count for total, count in ways.items() if abs(total) >= observed) / 2 ** len(differences)
 
 
 def _mean_se(values: Sequence[float], mean: float) -> float | None:

@@ -27,7 +27,7 @@ def test_worked_example():
     assert p.interval == pytest.approx((0.0046, 0.0409), abs=5e-5)
     assert p.bootstrap == pytest.approx((0.0045, 0.0409), abs=4e-4)  # a resample's delta moves in steps of 1/1319
     assert p.p == pytest.approx(0.018, abs=5e-4)
-    assert p.method == "wald"
+    assert p.method == "normal"
     assert p.verdict == "higher"
 
 
@@ -43,8 +43,9 @@ def test_smallest_detectable_table(n, rate, points):
 
 def test_smallest_detectable_is_never_less_than_the_exact_test_can_show():
     assert stats.smallest_detectable(5, 1.0) is None
-    assert stats.smallest_detectable(300, 0.0) == 6 / 300
+    assert stats.smallest_detectable(300, 0.0) == 8 / 300
     assert stats.mcnemar_exact(6, 0) < 0.05 < stats.mcnemar_exact(5, 0)
+    assert scipy_stats.poisson.sf(5, 8) > 0.8
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,20 @@ def test_score_interval_published():
     assert stats.score_interval(21, gained=1, lost=7) == pytest.approx((-0.517, -0.026), abs=5e-4)
 
 
+@given(st.integers(0, 24), st.integers(0, 24), st.integers(0, 200))
+@settings(max_examples=100, deadline=None)
+def test_few_pairs_never_contradict_the_exact_test(gained, lost, rest):
+    if not 0 < gained + lost < stats.FEW:
+        return
+    n = gained + lost + rest
+    pair = stats.paired_counts(rest, gained, lost, 0)
+    assert pair.method == "exact"
+    assert (pair.interval[0] <= 0 <= pair.interval[1]) or pair.p < 0.05
+    exact = scipy_stats.binomtest(gained, gained + lost).proportion_ci(0.95, "exact")
+    ours = stats.conditional_interval(n, gained, lost)
+    assert ours == pytest.approx(tuple((2 * share - 1) * (gained + lost) / n for share in exact), abs=1e-9)
+
+
 def test_score_interval_without_discordant_pairs_is_not_empty():
     """Nothing changed on 300 questions: the true delta may still be up to z²/(n+z²) either way."""
     bound = 3.841459 / 303.841459
@@ -160,7 +175,7 @@ def test_interval_covers_for_small_samples(up, down):
             mass = scipy_stats.multinomial.pmf([c, b, n - b - c], n, [up, down, 1 - up - down])
             if mass < 1e-9:
                 continue
-            low, high = stats.score_interval(n, c, b)
+            low, high = stats.exact_interval(n, c, b)
             covered += mass * (low <= up - down <= high)
     assert covered > 0.93
 
@@ -208,11 +223,22 @@ def test_clustered_samples_of_a_question_are_not_independent():
 
 
 def test_paired_mean_by_hand():
-    """0.5, 0, -0.25, 0.75: mean 0.25, variance 0.625/3, SE sqrt(0.625/12)."""
+    """0.5, 0, -0.25, 0.75: mean 0.25, variance 0.625/3, SE sqrt(0.625/12); 4 of 8 sign patterns sum to 1 or more either way."""
     mean = stats.paired_mean([0.5, 0.0, -0.25, 0.75])
     assert mean.mean == 0.25
     assert mean.se == pytest.approx(math.sqrt(0.625 / 12))
-    assert mean.p == pytest.approx(2 * scipy_stats.norm.sf(0.25 / mean.se))
+    assert mean.p == 0.5
+
+
+def test_paired_mean_of_many_is_normal():
+    differences = [0.5, -0.25] * 40
+    mean = stats.paired_mean(differences)
+    assert mean.p == pytest.approx(2 * scipy_stats.norm.sf(0.125 / (np.std(differences, ddof=1) / math.sqrt(80))))
+
+
+@given(st.integers(0, 12), st.integers(0, 12))
+def test_sign_flip_of_ones_is_mcnemar(gained, lost):
+    assert stats.sign_flip_exact([1.0] * gained + [-1.0] * lost) == pytest.approx(stats.mcnemar_exact(gained, lost))
 
 
 def test_paired_mean_without_spread():

@@ -1,0 +1,102 @@
+"""Run folder → report.md and charts/: one screen that says whether the run helped, then what is behind it.
+
+Everything is computed from the files of the run, so a report can be rebuilt anywhere and gives the same text. Pieces that are
+not there yet (no training, no evaluation, no matplotlib) leave their rooms out. The rooms are in report_results,
+report_training and report_setting; charts in charts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_portable import charts, report_results, report_setting, report_training, scoring, windows
+from grpo_portable import verdict as words
+from grpo_portable.markdown import plain
+from grpo_portable.recipe import Recipe
+from grpo_portable.run import RunFolder, read_lines, write_atomically
+
+CHART_TEXT = {
+    "accuracy": "Accuracy before and after, with 95 % intervals",
+    "reward": "Mean reward by step",
+    "components": "Reward components and vital signs by step",
+}
+
+
+def write_report(run: RunFolder) -> Path:
+    """Write report.md and charts/ of a run, and return the report's file; scores are made first when they are missing."""
+    scores = run.read_json("scores.json") or scoring.score_run(run)
+    steps = windows.steps_in_order(read_lines(run.metrics_file))
+    events = list(read_lines(run.events_file))
+    drawn = charts.draw(run.path / "charts", scores, steps, events)
+    lines = compose(run, scores, steps, events, drawn)
+    file = run.path / "report.md"
+    write_atomically(file, "\n".join(lines).rstrip() + "\n")
+    return file
+
+
+def verdict(run: RunFolder) -> str:
+    """The verdict of a run in one sentence, from its scores."""
+    return words.sentence(run.read_json("scores.json"))
+
+
+def compose(
+    run: RunFolder,
+    scores: Mapping[str, Any],
+    steps: list[windows.Step],
+    events: list[dict[str, Any]],
+    drawn: Mapping[str, Path],
+) -> list[str]:
+    """The lines of the report, in the order in which a stranger asks: did it help, by what, where, how, and what else."""
+    recipe, facts = run.recipe(), run.read_json("facts.json")
+    plan, record = run.read_json("plan.json"), run.read_json("run.json")
+    path = str(record.get("path") or recipe.path)
+    train_seconds = sum(windows.series(steps, "step_s")[1]) or None
+    lines = [f"# {_title(recipe, record, steps)}", "", f"**{words.sentence(scores)}**", ""]
+    lines += _warnings(scores)
+    lines += [*report_results.results(scores, recipe.max_completion_tokens), "", *report_results.counts(scores), ""]
+    lines += _images(drawn, ("accuracy", "reward"))
+    lines += ["## What ran", "", *report_setting.setting(recipe, record, facts, train_seconds), ""]
+    lines += _room("Why no faster path", report_setting.closed_paths(plan, path))
+    lines += ["## Events", "", *report_setting.events(events), ""]
+    lines += _room("Training, window by window", report_training.window_table(steps), _images(drawn, ("components",)))
+    lines += _room("Does the reward agree with the evaluation?", report_training.agreement(steps, scores))
+    lines += _room("Questions gained and lost", _examples(run, scores))
+    lines += ["## Versions", "", report_setting.versions(record, facts) or "Not recorded.", ""]
+    lines += ["## Repeating it", "", *report_setting.repeat(recipe, record), ""]
+    lines += ["## What this does not show", "", *report_setting.scope(recipe, record, scores, len(steps)), ""]
+    return lines
+
+
+def _title(recipe: Recipe, record: Mapping[str, Any], steps: list[windows.Step]) -> str:
+    model = plain(str(record.get("base_model") or record.get("model") or recipe.model).rstrip("/").rsplit("/", 1)[-1])
+    done = f"GRPO on {model}, {len(steps)} steps" if steps else f"Evaluation of {model}"
+    return f"{done}: {report_setting.eval_name(recipe)}"
+
+
+def _warnings(scores: Mapping[str, Any]) -> list[str]:
+    told = [f"> **Warning:** {w['message'][0].upper()}{w['message'][1:]}." for w in words.warnings(scores)]
+    told += [f"> **Note:** {note[0].upper()}{note[1:]}." for note in scores.get("notes") or []]
+    return [line for text in told for line in (text, "")]
+
+
+def _images(drawn: Mapping[str, Path], names: tuple[str, ...]) -> list[str]:
+    return [
+        line for name in names if name in drawn for line in (f"![{CHART_TEXT[name]}](charts/{drawn[name].name})", "")
+    ]
+
+
+def _room(title: str, *parts: list[str]) -> list[str]:
+    """A headed section; nothing when its parts are all empty."""
+    body = [line for part in parts if part for line in (*part, "")]
+    return [f"## {title}", "", *body] if body else []
+
+
+def _examples(run: RunFolder, scores: Mapping[str, Any]) -> list[str]:
+    if not scores.get("against"):
+        return []
+    style = str(scores["style"])
+    stages = {s: scoring.read_answers(run.generations(s), style) for s in scores["stages"]}
+    shared = scoring.share(stages)
+    return report_results.examples(stages[scores["against"]], stages["tuned"], shared.ids)

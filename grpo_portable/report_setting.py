@@ -1,0 +1,252 @@
+"""The report's rooms on what ran where: model, data, machine, path, closed paths, events, versions, repeating it, and scope.
+
+Values as they stand in run.json, facts.json, plan.json, events.jsonl and the recipe → markdown lines. Whatever is not recorded
+is left out; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from doctor.diagnosis import PATHS
+from grpo_portable.markdown import code, plain, shorten
+from grpo_portable.recipe import Recipe
+
+Json = Mapping[str, Any]
+MOST_EVENTS = 12
+QUIET_EVENTS = ("saved",)
+STAGE_WORDS = {
+    "base": "evaluation of the base",
+    "bootstrap": "bootstrap",
+    "bootstrap-eval": "evaluation after the bootstrap",
+    "train": "training",
+    "tuned": "evaluation of the tuned",
+}
+
+
+def setting(recipe: Recipe, run: Json, facts: Json, train_seconds: float | None) -> list[str]:
+    """Model, data, training, machine, path and time, one bullet each."""
+    rows = [
+        ("Model", _model(recipe, run)),
+        ("Data", _data(recipe, run.get("data") or {})),
+        ("Training", _training(recipe)),
+        ("Machine", machine(facts)),
+        ("Path", _path(recipe, run)),
+        ("Time", _time(run.get("stages") or {}, train_seconds)),
+    ]
+    return [f"- **{name}:** {text}" for name, text in rows if text]
+
+
+def machine(facts: Json) -> str:
+    """The machine in one line, from facts.json."""
+    host, gpus, driver = facts.get("host") or {}, facts.get("gpus") or [], facts.get("driver") or {}
+    cards: dict[str, int] = {}
+    for gpu in gpus:
+        memory = f" {gpu['total_gib']:.0f} GiB" if isinstance(gpu.get("total_gib"), (int, float)) else ""
+        name = f"{gpu.get('name') or 'unknown GPU'}{memory}"
+        cards[name] = cards.get(name, 0) + 1
+    parts = [plain(f"{n} x {name}" if n > 1 else name) for name, n in cards.items()]
+    if facts and not gpus and facts.get("gpus") is not None:
+        parts.append("no GPU")
+    if driver.get("version"):
+        parts.append(f"driver {driver['version']}" + (f" (CUDA {driver['cuda']})" if driver.get("cuda") else ""))
+    parts += [str(host[key]) for key in ("os", "arch") if host.get(key)]
+    if isinstance(host.get("ram_gib"), (int, float)):
+        parts.append(f"{host['ram_gib']:.0f} GiB RAM")
+    if host.get("python"):
+        parts.append(f"Python {host['python']}")
+    return ", ".join(parts)
+
+
+def closed_paths(plan: Json, path: str | None) -> list[str]:
+    """Why no faster path than `path` was taken: one line a wall, then one for each path that was open but not taken."""
+    if path not in PATHS:
+        return []
+    faster, states = PATHS[: PATHS.index(path)], plan.get("paths") or {}
+    lines, told = [], set()
+    for wall in plan.get("walls") or []:
+        closes = [p for p in faster if p in (wall.get("closes") or ())]
+        if not closes:
+            continue
+        told.update(closes)
+        because = (wall.get("because") or [None])[0]
+        reason = f", because {_clause(because)}" if because else ""
+        lines.append(f"- {_paths(closes, faster)}: {_clause(wall.get('fact'))}{reason} ({code(str(wall.get('code')))})")
+    settled = [str(reason) for reason in plan.get("settled") or []]
+    for p in faster:
+        state = states.get(p) or {}
+        passed = next((r for r in settled if r.startswith(f"{p} is passed over")), None)
+        if p in told:
+            continue
+        if passed:
+            lines.append(f"- {code(p)}: {_clause(passed.partition(': ')[2])}")
+        elif state.get("fits") is False:
+            lines.append(f"- {code(p)}: open, but the run does not fit into memory there")
+        elif state.get("open"):
+            lines.append(f"- {code(p)}: open, and not taken (see the events below and the recipe's `path`)")
+    return lines
+
+
+def events(found: Sequence[Json]) -> list[str]:
+    """Faults, retries, fallbacks and skipped rows, oldest first; the same kind with the same message is told once."""
+    told: dict[tuple[str, str], list[Json]] = {}
+    for event in found:
+        if event.get("kind") not in QUIET_EVENTS:
+            told.setdefault((str(event.get("kind")), str(event.get("message"))), []).append(event)
+    if not told:
+        return ["None: no fault, no retry, no fallback."]
+    lines = []
+    for (kind, message), same in list(told.items())[:MOST_EVENTS]:
+        first = same[0]
+        move = (
+            f" {code(str(first['from']))} → {code(str(first['to']))}" if first.get("from") and first.get("to") else ""
+        )
+        when = f" at step {first['step']}" if isinstance(first.get("step"), int) else ""
+        times = f" ({len(same)} times)" if len(same) > 1 else ""
+        error = _clause(first.get("error"))
+        cause = f" ({code(shorten(str(first['error']), 160))})" if error and error not in _clause(message) else ""
+        lines.append(f"- **{plain(kind)}**{move}{when}: {_clause(message)}{cause}{times}")
+    if len(told) > MOST_EVENTS:
+        lines.append(f"- and {len(told) - MOST_EVENTS} more in `events.jsonl`")
+    return lines
+
+
+def versions(run: Json, facts: Json) -> str:
+    """Versions of what ran, one line; those of facts.json when the run did not record its own."""
+    found = run.get("versions") or {k: v for k, v in (facts.get("packages") or {}).items() if v and v != "absent"}
+    return " · ".join(f"{name} {version}" for name, version in found.items() if version)
+
+
+def repeat(recipe: Recipe, run: Json, rewritten: Sequence[str] = ("report",)) -> list[str]:
+    """Commands that repeat the run, and that read its saved files again."""
+    lines = ["```sh", "grpo-portable train recipe.yaml --out again   # recipe.yaml of this folder is complete"]
+    lines += [
+        "grpo-portable report .                          # this page again, from the saved files alone",
+        "```",
+        "",
+    ]
+    if run.get("command"):
+        lines.append(f"It was started as {code(str(run['command']))}, seed {recipe.seed}.")
+    else:
+        lines.append(f"Seed {recipe.seed}.")
+    return lines
+
+
+def scope(recipe: Recipe, run: Json, scores: Json, steps: int) -> list[str]:
+    """What was not tested, so that nobody reads more into the delta than is there."""
+    evaluated, total = scores.get("n") or 0, ((run.get("data") or {}).get("eval") or {}).get("total")
+    part = f" ({evaluated:,} of its {total:,} questions)" if isinstance(total, int) and total > evaluated > 0 else ""
+    name = eval_name(recipe)
+    lines = []
+    if steps:
+        lines.append(
+            f"One training run with one seed ({recipe.seed}). The interval is over questions: it says how the delta would vary "
+            "with other questions, not with another seed."
+        )
+    lines.append(f"One data set, {name}{part}; nothing else was asked, so what was unlearnt elsewhere is not known.")
+    if recipe.model != "embedded":
+        lines.append(
+            "Whether the base model saw these questions in its own training is not known; both models share it."
+        )
+    if "gsm8k" in name.lower():
+        lines.append(
+            "Some GSM8K golds are known to be wrong; they hit both models alike, so the delta suffers less than the level."
+        )
+    if not (scores.get("sampled") or {}).get("stages"):
+        lines.append("Greedy answers only; sampled answers were not evaluated.")
+    lines.append(
+        f"Strict reads the style {code(recipe.answer_style)}; lenient takes the last number. Both are rules, not judgement: "
+        "a right number reached by wrong reasoning counts as right."
+    )
+    return [f"- {line}" for line in lines]
+
+
+def eval_name(recipe: Recipe) -> str:
+    """The held-out data in words, without the folders of this machine."""
+    source = recipe.eval_data if recipe.eval_data != "auto" else recipe.data
+    return plain(_short_source(source))
+
+
+def _short_source(source: str) -> str:
+    return source.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1] if source.startswith(("/", "~", ".")) else source
+
+
+def _model(recipe: Recipe, run: Json) -> str:
+    name = plain(_short_source(str(run.get("base_model") or run.get("model") or recipe.model)))
+    total, trained = run.get("total_parameters"), run.get("trainable_parameters")
+    if recipe.lora_rank == 0:
+        kind = "all weights trained"
+    else:
+        kind = f"{'DoRA' if recipe.dora else 'LoRA'} rank {recipe.lora_rank}{' (rsLoRA)' if recipe.rslora else ''}"
+    if isinstance(total, int) and isinstance(trained, int) and total > 0:
+        return f"{name}, {_count(total)} parameters; {kind}, {trained:,} trained ({100 * trained / total:.2f} %)"
+    return f"{name}; {kind}"
+
+
+def _data(recipe: Recipe, data: Json) -> str:
+    def part(source: str, split: str, found: Json) -> str:
+        skipped = {k.replace("_", " "): found[k] for k in ("skipped", "over_length") if found.get(k)}
+        left_out = "".join(f", {n:,} {word}" for word, n in skipped.items())
+        used = f": {found['used']:,} questions{left_out}" if isinstance(found.get("used"), int) else ""
+        return f"{plain(_short_source(source))} ({split}{used})"
+
+    train = part(recipe.data, recipe.data_split, data.get("train") or {})
+    held_out = part(recipe.eval_data, recipe.eval_split, data.get("eval") or {})
+    return f"trained on {train}, held out {held_out}"
+
+
+def _training(recipe: Recipe) -> str:
+    bootstrap = f"bootstrap of {recipe.bootstrap_epochs:g} epochs, then " if recipe.bootstrap_epochs else ""
+    return (
+        f"{bootstrap}{recipe.steps} steps of {recipe.prompts_per_step} questions x {recipe.group_size} completions, "
+        f"loss {recipe.loss}, learning rate {recipe.learning_rate:g}, rewards {plain(' + '.join(recipe.rewards))}"
+    )
+
+
+def _path(recipe: Recipe, run: Json) -> str:
+    path = run.get("path") or recipe.path
+    parts = [code(str(path))]
+    engine, backend = run.get("engine"), run.get("backend")
+    if engine:
+        parts.append(f"{plain(str(engine))} engine" + (f" ({plain(str(backend))})" if backend else ""))
+    parts += [plain(str(run[key])) for key in ("dtype", "quantization") if run.get(key)]
+    if isinstance(run.get("peak_memory_gib"), (int, float)):
+        parts.append(f"peak memory {run['peak_memory_gib']:.2f} GiB")
+    return ", ".join(parts)
+
+
+def _time(stages: Json, train_seconds: float | None) -> str:
+    seconds = {name: stage.get("seconds") for name, stage in stages.items() if isinstance(stage, Mapping)}
+    if seconds.get("train") is None and train_seconds:
+        seconds["train"] = train_seconds
+    told = [f"{STAGE_WORDS.get(k, k)} {duration(v)}" for k, v in seconds.items() if isinstance(v, (int, float))]
+    return ", ".join(told)
+
+
+def duration(seconds: float) -> str:
+    """`48 s`, `12 min 5 s`, `3 h 7 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _count(n: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6)):
+        if n >= size:
+            return f"{n / size:.{2 if n < 10 * size else 0}f} {unit}"
+    return f"{n:,}"
+
+
+def _paths(closes: Sequence[str], faster: Sequence[str]) -> str:
+    if len(closes) == len(faster) and len(closes) > 2:
+        return f"all {len(closes)} faster paths"
+    return ", ".join(code(p) for p in closes)
+
+
+def _clause(text: Any) -> str:
+    """Text as part of a sentence: one line, no full stop at its end."""
+    return plain(str(text or "")).rstrip(".")
