@@ -1,0 +1,123 @@
+"""The format bootstrap: a short SFT on a data set's worked answers before GRPO, on the same adapter and the same prompts.
+
+A model that never writes the target format earns no reward, and GRPO cannot learn from groups that are all alike. Loss
+is on the answer only, its end token included. GRPO goes on from this adapter, and its KL term, if any, is against it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_portable import policy
+from grpo_portable.data import Question
+from grpo_portable.errors import DataError
+from grpo_portable.guards import require_finite
+from grpo_portable.prompts import PromptBuilder
+from grpo_portable.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Token ids and labels (-100 on the prompt), and how many rows were left out because their answer is too long."""
+
+    examples: tuple[dict[str, list[int]], ...]
+    over_length: int
+
+
+def rows(questions: Sequence[Question], prompts: PromptBuilder, recipe: Recipe) -> Rows:
+    """The bootstrap's examples, at most `bootstrap_limit`, drawn by seed. DataError when none is short enough.
+
+    An answer longer than `max_completion_tokens` is left out: the model would learn to be cut off.
+    """
+    order = list(questions)
+    random.Random(f"bootstrap {recipe.seed}").shuffle(order)
+    examples: list[dict[str, list[int]]] = []
+    over = 0
+    for question in order:
+        if recipe.bootstrap_limit and len(examples) == recipe.bootstrap_limit:
+            break
+        target = prompts.target_ids(question)
+        if len(target) > recipe.max_completion_tokens:
+            over += 1
+            continue
+        prompt = prompts.ids(question.question)
+        examples.append({"input_ids": [*prompt, *target], "labels": [-100] * len(prompt) + list(target)})
+    if not examples:
+        raise DataError(
+            f"all {over} worked answers are longer than max_completion_tokens {recipe.max_completion_tokens}",
+            help="set max_completion_tokens higher, or bootstrap_epochs to 0",
+        )
+    return Rows(tuple(examples), over)
+
+
+def bootstrap(
+    model: Any,
+    prompts: PromptBuilder,
+    examples: Sequence[dict[str, list[int]]],
+    recipe: Recipe,
+    *,
+    output_dir: Path,
+    dtype: str,
+    cpu: bool,
+    on_step: Callable[[int, int, dict[str, float]], None] = lambda step, steps, logs: None,
+) -> int:
+    """Train `model`'s adapter in place by TRL's SFTTrainer; returns the steps taken. `on_step` hears step, steps, loss."""
+    from datasets import Dataset
+    from transformers import PrinterCallback, TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    class Quiet(SFTTrainer):
+        def _send_telemetry(self) -> None:
+            """TRL reports each run to the hub; this project reports nothing."""
+
+    class Listener(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if logs and "loss" in logs:
+                on_step(state.global_step, state.max_steps, logs)
+
+    batch = min(recipe.bootstrap_batch, len(examples))
+    micro_batch = max(d for d in range(1, min(int(recipe.micro_batch), batch) + 1) if batch % d == 0)
+    steps = max(1, math.ceil(recipe.bootstrap_epochs * len(examples) / batch))
+    arguments = SFTConfig(
+        output_dir=str(output_dir),
+        max_steps=steps,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=batch // micro_batch,
+        learning_rate=recipe.bootstrap_learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=min(steps // 10, 20),
+        weight_decay=0.01,
+        max_grad_norm=recipe.max_grad_norm,
+        optim="adamw_bnb_8bit" if recipe.optimizer == "adamw_8bit" else "adamw_torch",
+        seed=recipe.seed,
+        bf16=dtype == "bfloat16",
+        fp16=dtype == "float16",
+        use_cpu=cpu,
+        gradient_checkpointing=recipe.gradient_checkpointing is True,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if recipe.gradient_checkpointing is True else None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        max_length=None,
+        report_to=[],
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    with policy.adapter_untouched(model):
+        trainer = Quiet(
+            model=model,
+            args=arguments,
+            train_dataset=Dataset.from_list(list(examples)),
+            processing_class=prompts.tokenizer,
+            callbacks=[Listener()],
+        )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    model.eval()
+    require_finite(policy.trainable(model).items(), "the bootstrapped adapter")
+    return steps

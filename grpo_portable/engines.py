@@ -1,0 +1,55 @@
+"""What each of the doctor's paths means here: number format, quantisation, and the engine that makes the rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from doctor.diagnosis import FP8_PATHS, VLLM_PATHS
+from grpo_portable.errors import EngineUnsupported
+from grpo_portable.rollout.protocol import Rollout
+from grpo_portable.run import RunFolder
+
+
+@dataclass(frozen=True)
+class PathSettings:
+    """`dtype`: of the update's arithmetic and of frozen weights. `copy`: the engine's own weights (auto, none, fp8)."""
+
+    path: str
+    engine: str  # vllm | portable
+    dtype: str  # bfloat16 | float16 | float32
+    quantization: str | None  # of the policy's frozen weights: nf4 or None
+    copy: str
+
+    @property
+    def samples_from_other_weights(self) -> bool:
+        """Whether sampler and trainer differ by more than rounding, so that the importance ratio must be corrected."""
+        return self.engine == "vllm" or self.copy == "fp8"
+
+
+def path_settings(path: str, *, bfloat16: bool) -> PathSettings:
+    """The settings of a path. `bfloat16`: whether the card computes in it (compute capability 8.0 or higher)."""
+    engine = "vllm" if path in VLLM_PATHS else "portable"
+    if path == "cpu":
+        return PathSettings(path, engine, "float32", None, "none")
+    half = "float16" if path.startswith("fp16") or not bfloat16 else "bfloat16"
+    return PathSettings(
+        path, engine, half, "nf4" if path == "qlora-hf" else None, "fp8" if path in FP8_PATHS else "auto"
+    )
+
+
+def open_engine(settings: PathSettings, model: Any, tokenizer: Any, *, rows: int, run: RunFolder) -> Rollout:
+    """The engine of a path over `model`. A model the portable one does not know gets the reference engine, with an event."""
+    if settings.engine == "vllm":
+        from grpo_portable.rollout import vllm
+
+        return vllm.make(model, tokenizer, rows=rows, copy=settings.copy)
+    from grpo_portable.rollout import portable
+
+    try:
+        return portable.make(model, tokenizer, rows=rows, copy=settings.copy)
+    except EngineUnsupported as error:
+        from grpo_portable.rollout import reference
+
+        run.event("engine", "rollouts are made by the plain reference engine", error=str(error))
+        return reference.make(model, tokenizer, rows=rows)

@@ -1,0 +1,108 @@
+"""Held-out questions → generations: greedy answers, and sampled ones if asked for, one JSON line each as they arrive.
+
+Base, bootstrapped and tuned model are asked through the same prompts with the same stop rules and token limit, by the
+engine of the run's path. A file is continued where it ends: what is in it is kept and not asked again.
+
+    id, question, gold, completion, extracted, correct, lenient_extracted, lenient, tokens, finish_reason, marker (, sample)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_portable import answers
+from grpo_portable.data import Question
+from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
+from grpo_portable.recipe import Recipe
+from grpo_portable.rollout.protocol import Completion, Rollout, Sampling
+from grpo_portable.run import append_line, read_lines
+
+
+@dataclass(frozen=True)
+class Progress:
+    done: int
+    total: int
+    correct: int
+
+
+def evaluate(
+    engine: Rollout,
+    prompts: PromptBuilder,
+    data: Fitted,
+    recipe: Recipe,
+    file: Path,
+    *,
+    samples: int = 0,
+    progress: Callable[[Progress], None] = lambda seen: None,
+) -> Progress:
+    """Append what is missing in `file`: the greedy answer of each question, or `samples` drawn ones when `samples` > 0.
+
+    The engine must already hold the weights to be asked. Returns how many answers the file holds, and how many are right.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    wanted = max(1, samples)
+    known = {(r["id"], r.get("sample", 0)): bool(r.get("correct")) for r in read_lines(file) if "id" in r}
+    asked = {(q.id, k) for q in data.questions for k in range(wanted)}
+    right = sum(correct for key, correct in known.items() if key in asked)
+    done = len(known.keys() & asked)
+    progress(Progress(done, len(asked), right))
+    # four times what the engine holds at once, so that it can fill rows that end early
+    for number, chunk in enumerate(_chunks(data, max(1, 4 * int(recipe.rollout_rows) // wanted))):
+        missing = {(q.id, k) for q, _ in chunk for k in range(wanted)} - known.keys()
+        if not missing:
+            continue
+        # the whole chunk is asked again, so that a continued file holds what an uninterrupted one would
+        groups = engine.generate([ids for _, ids in chunk], wanted, _sampling(prompts, recipe, samples > 0, number))
+        for (question, _), group in zip(chunk, groups, strict=True):
+            for k, completion in enumerate(group):
+                if (question.id, k) not in missing:
+                    continue
+                record = answered(question, completion, prompts, recipe.answer_style)
+                append_line(file, record | {"sample": k} if samples else record)
+                done, right = done + 1, right + record["correct"]
+        progress(Progress(done, len(asked), right))
+    return Progress(done, len(asked), right)
+
+
+def is_complete(data: Fitted, file: Path, samples: int = 0) -> bool:
+    """Whether `file` holds every answer `evaluate` would ask for."""
+    known = {(r.get("id"), r.get("sample", 0)) for r in read_lines(file)}
+    return all((q.id, k) in known for q in data.questions for k in range(max(1, samples)))
+
+
+def answered(question: Question, completion: Completion, prompts: PromptBuilder, style: str) -> dict[str, Any]:
+    """The record of one answer."""
+    text = completion_text(prompts.tokenizer, completion.token_ids, prompts.stop_ids)
+    return {
+        "id": question.id,
+        "question": question.question,
+        "gold": question.gold,
+        "completion": text,
+        "extracted": answers.extract(text, style),
+        "correct": answers.is_correct(text, question.gold, style),
+        "lenient_extracted": answers.extract_lenient(text),
+        "lenient": answers.is_correct_lenient(text, question.gold),
+        "tokens": len(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+        "marker": answers.has_marker(text, style),
+    }
+
+
+def _chunks(data: Fitted, size: int) -> Iterator[Sequence[tuple[Question, tuple[int, ...]]]]:
+    pairs = list(zip(data.questions, data.prompts, strict=True))
+    for start in range(0, len(pairs), size):
+        yield pairs[start : start + size]
+
+
+def _sampling(prompts: PromptBuilder, recipe: Recipe, sampled: bool, chunk: int) -> Sampling:
+    """Greedy is the model's first choice with nothing added; sampled draws from the whole distribution at eval_temperature."""
+    return Sampling(
+        max_tokens=recipe.max_completion_tokens,
+        temperature=recipe.eval_temperature if sampled else 0.0,
+        stop_ids=prompts.stop_ids,
+        stop_strings=recipe.stop,
+        seed=(recipe.seed * 1_000_003 + chunk) % 2**31 if sampled else None,
+    )

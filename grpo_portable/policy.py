@@ -1,0 +1,301 @@
+"""The policy: a causal language model and its tokenizer, loaded for a plan, with the adapter that is trained.
+
+Models come from the hub, a folder, a GGUF file, or the built-in one. Weights are read from safetensors or GGUF only, and
+no code of a model's repository is run. Adapters are kept in float32 on every base: an Adam step of a usual learning rate
+is smaller than what bfloat16 can represent next to the weight, and would be lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo_portable.errors import ModelError, RecipeError
+from grpo_portable.recipe import Recipe
+
+ADAPTER_NAME = "default"
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """`name` is what a report calls the model: the hub id, or the last part of a path."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+    dtype: str
+    quantization: str | None
+
+
+def load(source: str, *, dtype: str, quantization: str | None = None, device: torch.device | str = "cpu") -> Loaded:
+    """The model in eval mode on `device`, and its tokenizer with a pad token. ModelError says what was tried.
+
+    `dtype`: float32, bfloat16 or float16. `quantization`: None or nf4 (FP8 weights are the engine's copy, not the policy's).
+    """
+    location, gguf = _locate(source)
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    if quantization == "nf4" and gguf is None:
+        options["quantization_config"] = _nf4(dtype)
+        options["device_map"] = {"": device}
+    with _model_errors(source):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        named = {"gguf_file": gguf} if gguf else {}
+        tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False, **named)
+        model = AutoModelForCausalLM.from_pretrained(
+            location, trust_remote_code=False, **named, **({} if gguf else {"use_safetensors": True}), **options
+        )
+    if gguf:
+        model = _dense_copy(model)
+        if quantization == "nf4":
+            model = _quantised_copy(model, tokenizer, dtype, device)
+    _keep_plain_layout(model)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    model.config.use_cache = True
+    name = EMBEDDED if source == EMBEDDED else Path(source).name if Path(source).expanduser().exists() else source
+    return Loaded(
+        model.to(device=device).eval() if quantization is None else model.eval(), tokenizer, name, dtype, quantization
+    )
+
+
+def add_adapter(model: Any, recipe: Recipe) -> Any:
+    """The model with a fresh LoRA, rsLoRA or DoRA adapter that leaves its output as it was; lora_rank 0 frees all weights."""
+    if recipe.lora_rank == 0:
+        return model.requires_grad_(True)
+    from peft import LoraConfig, get_peft_model
+
+    named = [t.strip() for t in recipe.lora_targets.split(",") if t.strip()]
+    if "lm_head" in named:
+        raise RecipeError(
+            "lora_targets names lm_head",
+            because="log-probabilities are read from its weight, an adapter there is not seen",
+        )
+    config = LoraConfig(
+        r=recipe.lora_rank,
+        lora_alpha=recipe.lora_alpha,  # type: ignore[arg-type]  # peft only ever divides it
+        lora_dropout=recipe.lora_dropout,
+        target_modules="all-linear" if named == ["all-linear"] else named,
+        use_rslora=recipe.rslora,
+        use_dora=recipe.dora,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    try:
+        wrapped = get_peft_model(model, config, adapter_name=ADAPTER_NAME)
+    except ValueError as error:
+        linear = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)})
+        raise RecipeError(
+            f"lora_targets `{recipe.lora_targets}` does not fit this model",
+            because=next(iter(str(error).splitlines()), ""),
+            help=f"use all-linear, or some of: {', '.join(linear)}",
+        ) from error
+    keep_float32(wrapped)
+    return wrapped
+
+
+def load_adapter(model: Any, folder: Path, *, trainable: bool = False) -> Any:
+    """The model with the adapter saved in `folder`; ModelError when it is not an adapter of this model."""
+    from peft import PeftModel
+    from safetensors import SafetensorError
+
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise ModelError(f"`{folder}` holds no adapter", because="there is no adapter_model.safetensors in it")
+    try:
+        wrapped = PeftModel.from_pretrained(model, str(folder), adapter_name=ADAPTER_NAME, is_trainable=trainable)
+    except (OSError, RuntimeError, ValueError, TypeError, SafetensorError) as error:
+        because = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ModelError(f"adapter `{folder}` does not fit the model", because=because) from error
+    keep_float32(wrapped)
+    return wrapped
+
+
+def trainable(model: Any) -> dict[str, torch.nn.Parameter]:
+    """Name → parameter of everything that is trained, in the model's order."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def keep_float32(model: Any) -> None:
+    """Make an adapter's parameters float32, in place."""
+    if hasattr(model, "peft_config"):
+        for parameter in trainable(model).values():
+            parameter.data = parameter.data.float()
+
+
+@contextlib.contextmanager
+def adapter_untouched(model: Any) -> Iterator[None]:
+    """Inside, TRL's trainers may be made: they round the adapter of a 4-bit model to bfloat16; after it, it is as it was."""
+    given = {name: p.detach().clone() for name, p in trainable(model).items()} if is_quantised(model) else {}
+    yield
+    for name, parameter in trainable(model).items():
+        if name in given:
+            parameter.data = given[name]
+
+
+def is_quantised(model: Any) -> bool:
+    """Whether the base's weights are packed in 4 or 8 bits."""
+    return bool(getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False))
+
+
+def counts(model: Any) -> tuple[int, int]:
+    """(trainable, total) parameters; weights packed in 4 bits are counted as the weights they stand for."""
+    total = sum(_elements(parameter) for parameter in model.parameters())
+    return sum(parameter.numel() for parameter in trainable(model).values()), total
+
+
+def save(model: Any, folder: Path, base: str) -> None:
+    """Write what was trained into `folder` as safetensors: the adapter, or all weights when there is none. Atomic.
+
+    `base` is the base's name for the adapter's config, where peft would put a path of this machine.
+    """
+    part, old = folder.with_name(f".{folder.name}.part"), folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    if hasattr(model, "peft_config"):
+        model.save_pretrained(str(part), selected_adapters=[ADAPTER_NAME], safe_serialization=True)
+        config = part / "adapter_config.json"
+        config.write_text(
+            json.dumps({**json.loads(config.read_text(encoding="utf-8")), "base_model_name_or_path": base}, indent=2)
+            + "\n",
+            encoding="utf-8",
+        )
+    else:
+        model.save_pretrained(str(part), safe_serialization=True)
+    (part / "README.md").unlink(missing_ok=True)  # peft's model card template, empty of facts
+    for file in part.iterdir():
+        with file.open("rb") as written:
+            os.fsync(written.fileno())
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    part.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore(model: Any, folder: Path) -> None:
+    """Put the weights that `save` wrote into `folder` back into the model they came from."""
+    from safetensors.torch import load_file
+
+    if hasattr(model, "peft_config"):
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"), adapter_name=ADAPTER_NAME)
+        return
+    saved: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        saved |= load_file(file)
+    model.load_state_dict(saved, strict=False)
+    model.tie_weights()
+
+
+@contextlib.contextmanager
+def without_adapter(model: Any) -> Iterator[None]:
+    """Inside, the model is its base: the adapter is off."""
+    with model.disable_adapter() if hasattr(model, "peft_config") else contextlib.nullcontext():
+        yield
+
+
+def _elements(parameter: torch.nn.Parameter) -> int:
+    packed = getattr(parameter, "quant_state", None)
+    shape = getattr(packed, "shape", None)
+    return int(torch.Size(shape).numel()) if shape is not None else parameter.numel()
+
+
+def _locate(source: str) -> tuple[str, str | None]:
+    """(what from_pretrained is given, GGUF file name or None)."""
+    if source == EMBEDDED:
+        from grpo_portable.embedded import model_folder
+
+        return str(model_folder()), None
+    path = Path(source).expanduser()
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelError(f"`{source}` is a file, but not a GGUF file", help="give the model's folder")
+        return str(path.parent), path.name
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            ggufs = sorted(p.name for p in path.glob("*.gguf"))
+            raise ModelError(
+                f"folder `{source}` holds no model",
+                because="there is no config.json in it",
+                help=f"name the GGUF file: {path / ggufs[0]}" if ggufs else None,
+            )
+        return str(path), None
+    if source.startswith((".", "/", "~")) or path.suffix.lower() == ".gguf":
+        raise ModelError(
+            f"model `{source}` is not there", help="check the path; models of the hub are named owner/name"
+        )
+    return source, None
+
+
+@contextlib.contextmanager
+def _model_errors(source: str) -> Iterator[None]:
+    """Turn what the loaders raise for a model that cannot be had or read into a ModelError."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
+        because = " ".join(str(error).split())[:300] or type(error).__name__
+        if Path(source).expanduser().exists() or source == EMBEDDED:
+            raise ModelError(f"model `{source}` cannot be read", because=because) from error
+        raise ModelError(
+            f"model `{source}` could not be loaded: it is not a local path, so the hub and its local cache were tried",
+            because=because,
+            help="without a network give a local one: --model FOLDER (config.json and *.safetensors) or --model FILE.gguf",
+        ) from error
+
+
+def _nf4(dtype: str) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
+    )
+
+
+def _dense_copy(model: Any) -> Any:
+    """A plain model with the same weights: one read from GGUF is marked as quantised, and refused by training and saving."""
+    from transformers import AutoModelForCausalLM
+
+    config = model.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    dense = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
+    dense.load_state_dict(model.state_dict(), strict=False)
+    dense.tie_weights()
+    dense.generation_config = model.generation_config
+    return dense
+
+
+def _quantised_copy(model: Any, tokenizer: Any, dtype: str, device: torch.device | str) -> Any:
+    """An NF4 model from a dense one, by way of a temporary folder: bitsandbytes quantises only while loading."""
+    import tempfile
+
+    from transformers import AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, safe_serialization=True)
+        return AutoModelForCausalLM.from_pretrained(
+            folder, quantization_config=_nf4(dtype), dtype=getattr(torch, dtype), device_map={"": device}
+        )
+
+
+def _keep_plain_layout(model: Any) -> None:
+    """On CPUs with avx512_bf16 bitsandbytes repacks 4-bit weights in an eval forward; DoRA and merging then read garbage."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False

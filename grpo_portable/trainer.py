@@ -1,0 +1,514 @@
+"""GRPO: TRL's trainer with our rollouts, order of questions, guards, metrics and checkpoints.
+
+TRL owns rewards → advantages → loss → optimizer. This subclass replaces where completions come from
+(`_generate_single_turn`), which questions a step sees (a pure function of seed and step, so that a resumed run sees the
+same groups), how a step is cut into micro-batches (by length, without the padding of the longest row), and what is
+written to disk. Written against TRL 1.15 and 1.16.
+
+Legend: B prompts a step, G completions a prompt, N = B*G rows, m rows a micro-batch, A = N/m micro-batches, P, T tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo_portable import checkpoint, policy
+from grpo_portable.errors import EngineError
+from grpo_portable.guards import NonFiniteGuard, StopSignal, first_not_finite, require_finite
+from grpo_portable.progress import summary
+from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
+from grpo_portable.recipe import Recipe
+from grpo_portable.rollout.protocol import Completion, Rollout, Sampling
+from grpo_portable.run import RunFolder, append_line
+
+CISPO_CLIP = 5.0  # ScaleRL's upper clip, arXiv 2510.13786; TRL would take `epsilon` and scale every gradient by 0.2
+_LEFT_PADDED = ("prompt_ids", "prompt_mask")
+_RIGHT_PADDED = (
+    "completion_ids",
+    "completion_mask",
+    "old_per_token_logps",
+    "ref_per_token_logps",
+    "sampling_per_token_logps",
+    "importance_sampling_ratio",
+)
+
+
+def training_arguments(recipe: Recipe, *, output_dir: Path, dtype: str, cpu: bool, world: int = 1) -> GRPOConfig:
+    """The recipe as TRL's arguments. One rollout fills one accumulation window: N = m * A * world."""
+    rows = recipe.prompts_per_step * recipe.group_size
+    micro_batch = int(recipe.micro_batch)
+    accumulation = rows // (micro_batch * world)
+    sequence_level = recipe.loss == "gspo"
+    upper_clip = CISPO_CLIP if recipe.loss == "cispo" and recipe.epsilon_high is None else recipe.epsilon_high
+    return GRPOConfig(
+        output_dir=str(output_dir),
+        max_steps=recipe.steps,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=accumulation,
+        num_generations=recipe.group_size,
+        num_iterations=recipe.num_iterations,
+        max_completion_length=recipe.max_completion_tokens,
+        temperature=recipe.temperature,
+        top_p=recipe.top_p,
+        top_k=recipe.top_k,
+        min_p=recipe.min_p or None,
+        repetition_penalty=recipe.repetition_penalty,
+        loss_type="grpo" if sequence_level else recipe.loss,
+        importance_sampling_level="sequence" if sequence_level else "token",
+        beta=recipe.beta,
+        epsilon=recipe.epsilon,
+        epsilon_high=upper_clip,
+        scale_rewards=recipe.scale_rewards,
+        reward_weights=list(recipe.reward_weights) or None,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type="constant_with_warmup" if recipe.lr_schedule == "constant" else recipe.lr_schedule,
+        warmup_steps=recipe.warmup_steps,
+        weight_decay=recipe.weight_decay,
+        adam_beta2=recipe.adam_beta2,
+        optim="adamw_bnb_8bit" if recipe.optimizer == "adamw_8bit" else "adamw_torch",
+        max_grad_norm=recipe.max_grad_norm,
+        seed=recipe.seed,
+        bf16=dtype == "bfloat16",  # TRL's default is true, also on a CPU
+        fp16=dtype == "float16",
+        use_cpu=cpu,
+        gradient_checkpointing=recipe.gradient_checkpointing is True,  # TRL's default is true
+        gradient_checkpointing_kwargs={"use_reentrant": False} if recipe.gradient_checkpointing is True else None,
+        report_to=list(recipe.report_to),
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        disable_tqdm=True,
+        ignore_data_skip=True,
+        shuffle_dataset=False,
+    )
+
+
+@cache
+def _order(count: int, seed: int, epoch: int) -> tuple[int, ...]:
+    order = list(range(count))
+    random.Random(f"order {seed} {epoch}").shuffle(order)
+    return tuple(order)
+
+
+def questions_of(rollout: int, *, count: int, per_rollout: int, seed: int) -> list[int]:
+    """The `per_rollout` question indices of a rollout: the next ones of an endless row of shuffled passes over the data."""
+    places = range(rollout * per_rollout, (rollout + 1) * per_rollout)
+    return [_order(count, seed, place // count)[place % count] for place in places]
+
+
+def micro_batches(batch: Mapping[str, Any], parts: int, *, by_length: bool) -> list[dict[str, Any]]:
+    """A generation batch (N, ...) cut into `parts` equal ones, each without the padding columns it does not need.
+
+    `by_length` puts rows with no advantage last and orders the rest by length, so that little is padded.
+    """
+    completion_mask = batch["completion_mask"]
+    rows = completion_mask.size(0)
+    order = list(range(rows))
+    if by_length:
+        lengths = (batch["prompt_mask"].sum(1) + completion_mask.sum(1)).tolist()
+        idle = (batch["advantages"] == 0).tolist()
+        order.sort(key=lambda row: (idle[row], -lengths[row], row))
+    index = torch.tensor(order, device=completion_mask.device).chunk(parts)
+    return [_trimmed({k: v[i] if _per_row(v, rows) else v for k, v in batch.items()}) for i in index]
+
+
+def _per_row(value: Any, rows: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.size(0) == rows
+
+
+def _trimmed(part: dict[str, Any]) -> dict[str, Any]:
+    longest_prompt = max(1, int(part["prompt_mask"].sum(1).max()))
+    longest_completion = max(1, int(part["completion_mask"].sum(1).max()))
+    for key in _LEFT_PADDED:
+        part[key] = part[key][:, -longest_prompt:]
+    for key in _RIGHT_PADDED:
+        if part.get(key) is not None and part[key].dim() == 2 and part[key].size(1) > 1:
+            part[key] = part[key][:, :longest_completion]
+    return part
+
+
+class _Steps:
+    """What transformers' loop reads as its dataloader: for each optimizer step A times the rows of that step's rollout."""
+
+    def __init__(
+        self, rows_of: Callable[[int], list[dict[str, Any]]], first: int, steps: int, accumulation: int
+    ) -> None:
+        self.rows_of, self.first, self.steps, self.accumulation = rows_of, first, steps, accumulation
+
+    def __len__(self) -> int:
+        return self.steps * self.accumulation
+
+    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        for step in range(self.first, self.steps):
+            yield from [self.rows_of(step)] * self.accumulation
+
+
+class GrpoTrainer(GRPOTrainer):
+    """Trains `model` in place. `save_now` writes a checkpoint; `train(resume_from_checkpoint=folder)` goes on from one.
+
+    `correct_sampler`: the engine samples from other weights than the policy's (an FP8 copy), so TRL's importance-sampling
+    correction between sampler and trainer is on. KL (beta > 0) is against the adapter as it was given.
+    """
+
+    args: GRPOConfig
+    optimizer: Any
+    lr_scheduler: Any
+    _buffered_inputs: Any
+
+    def __init__(
+        self,
+        model: Any,
+        recipe: Recipe,
+        arguments: GRPOConfig,
+        *,
+        data: Fitted,
+        prompts: PromptBuilder,
+        rewards: Sequence[Callable[..., list[float | None]]],
+        engine: Rollout,
+        run: RunFolder,
+        stop: StopSignal,
+        correct_sampler: bool = False,
+        seconds_before: float = 0.0,
+    ) -> None:
+        from datasets import Dataset
+
+        self.recipe, self.engine, self.run, self.stop, self.prompts = recipe, engine, run, stop, prompts
+        texts = [prompts.text(q.question) for q in data.questions]
+        self._ids_of = dict(zip(texts, data.prompts, strict=True))
+        self._rows = [
+            {"prompt": text, "gold": q.gold, "question": q.question, "id": q.id}
+            for text, q in zip(texts, data.questions, strict=True)
+        ]
+        with policy.adapter_untouched(model):
+            super().__init__(
+                model=model,
+                args=arguments,
+                reward_funcs=list(rewards),
+                train_dataset=Dataset.from_list(self._rows[:1]),  # only looked at for its type: `_Steps` is the data
+                processing_class=prompts.tokenizer,
+                callbacks=[_StepCallback(self)],
+            )
+        self.remove_callback(PrinterCallback)
+        self.eos_token_ids = list(prompts.stop_ids)
+        self.use_vllm = correct_sampler  # switches only TRL's correction: the engine is ours either way
+        self.guard = NonFiniteGuard(scaled=arguments.fp16)
+        self._rollout_in_buffer: int | None = None
+        self._finished: list[bool] = []
+        self._line: dict[str, Any] = {}
+        self._loss_sum = torch.zeros((), device=self.accelerator.device)
+        self._seconds_before, self._began, self._step_began = seconds_before, time.perf_counter(), time.perf_counter()
+
+    # --- which questions, which completions
+
+    def get_train_dataloader(self) -> Any:
+        return _Steps(self._rows_of, self._first_step, self.recipe.steps, self.args.gradient_accumulation_steps)
+
+    _first_step = 0
+
+    def _rows_of(self, step: int) -> list[dict[str, Any]]:
+        """This process's rows of the rollout that `step` learns from: B/world questions, each G times in a row."""
+        recipe = self.recipe
+        rollout = step // recipe.num_iterations
+        chosen = questions_of(rollout, count=len(self._rows), per_rollout=recipe.prompts_per_step, seed=recipe.seed)
+        local = len(chosen) // self.accelerator.num_processes
+        mine = chosen[self.accelerator.process_index * local :][:local]
+        return [self._rows[i] for i in mine for _ in range(recipe.group_size)]
+
+    def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        return [list(self._ids_of[text]) for text in prompts], None, {}
+
+    def _generate_single_turn(
+        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int, *_: Any, **__: Any
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Sync the engine with the policy and let it write G completions of each prompt; every prompt is given once."""
+        step = self.state.global_step
+        rollout = step // self.recipe.num_iterations
+        self.run.heartbeat(f"rollout of step {step + 1}")
+        began = time.perf_counter()
+        model = self.accelerator.unwrap_model(self.model_wrapped)
+        with rollout_mode(model), self.stop.allowed():
+            self.engine.sync(model)
+            groups = self.engine.generate(prompt_ids[::num_generations], num_generations, self._sampling(rollout))
+        flat = [completion for group in groups for completion in group]
+        if len(flat) != len(prompt_ids):
+            raise EngineError(
+                f"engine {self.engine.name} gave {len(flat)} completions where {len(prompt_ids)} were asked for"
+            )
+        self._note_rollout(flat, time.perf_counter() - began)
+        self.run.heartbeat(f"update of step {step + 1}")
+        end = self.prompts.stop_ids[0]
+        return [list(c.token_ids) or [end] for c in flat], [list(c.logprobs) or [0.0] for c in flat]
+
+    def _sampling(self, rollout: int) -> Sampling:
+        recipe = self.recipe
+        return Sampling(
+            max_tokens=recipe.max_completion_tokens,
+            temperature=recipe.temperature,
+            top_p=recipe.top_p,
+            top_k=recipe.top_k,
+            min_p=recipe.min_p,
+            repetition_penalty=recipe.repetition_penalty,
+            stop_ids=self.prompts.stop_ids,
+            stop_strings=recipe.stop,
+            seed=random.Random(f"rollout {recipe.seed} {rollout} {self.accelerator.process_index}").getrandbits(31),
+        )
+
+    def _note_rollout(self, rows: Sequence[Completion], seconds: float) -> None:
+        """The rollout's part of the metrics line. Entropy is estimated by the mean of -log p of the drawn tokens."""
+        self._finished = [row.finish_reason != "length" for row in rows]
+        tokens = sum(len(row.token_ids) for row in rows)
+        log_probability = sum(math.fsum(row.logprobs) for row in rows)
+        self._line |= {
+            "rollout_s": seconds,
+            "completion_tokens": tokens / len(rows),
+            "truncated": 1 - sum(self._finished) / len(rows),
+            "entropy": -log_probability / max(1, tokens),
+            "tokens_per_s": tokens / max(seconds, 1e-9),
+        }
+
+    # --- rewards, advantages, micro-batches
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
+        """(N, number of rewards). A sample for which any reward has no number is left out of its group: its row is NaN."""
+        tokenizer, stop_ids = self.prompts.tokenizer, self.prompts.stop_ids
+        texts = [completion_text(tokenizer, ids, stop_ids) for ids in completion_ids_list]
+        rewards = super()._calculate_rewards(inputs, prompts, texts, completion_ids_list)
+        rewards[rewards.isnan().any(dim=1)] = torch.nan
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        batch = super()._generate_and_score_completions(inputs)
+        if self.recipe.mask_truncated:
+            # here and not in TRL, which takes a completion that ended at a stop string for a truncated one
+            kept = torch.tensor(self._finished, device=batch["completion_mask"].device)
+            batch["completion_mask"] = batch["completion_mask"] * kept.unsqueeze(1)
+            batch["num_items_in_batch"] = self.accelerator.gather(batch["completion_mask"].sum()).sum()
+        return batch
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        accumulation = self.args.steps_per_generation
+        rollout = self._step // (accumulation * self.num_iterations)
+        if self._rollout_in_buffer != rollout:
+            batch = self._generate_and_score_completions(generation_batch)
+            # bnpo is averaged within a micro-batch, so its composition matters there and nowhere else
+            by_length = self.recipe.loss != "bnpo"
+            self._buffered_inputs = micro_batches(batch, accumulation, by_length=by_length)
+            self._rollout_in_buffer = rollout
+        return self._buffered_inputs[self._step % accumulation]
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        model.train()
+        micro_batch = self._prepare_inputs(inputs)
+        idle = self._is_idle(micro_batch)
+        loss = self._idle_step() if idle else super().training_step(model, inputs, num_items_in_batch)
+        self._loss_sum += loss
+        return loss
+
+    def _is_idle(self, micro_batch: Mapping[str, Any]) -> bool:
+        """Whether loss and gradient are exactly zero: no row has an advantage (its group's rewards are all the same)."""
+        alone = self.accelerator.num_processes == 1  # with others, every backward pass is also a meeting point
+        return alone and self.beta == 0 and not bool(micro_batch["advantages"].any())
+
+    def _idle_step(self) -> torch.Tensor:
+        """What a forward and backward pass over idle rows would do, without them."""
+        for parameter in policy.trainable(self.model).values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self._step += 1
+        return torch.zeros((), device=self.accelerator.device)
+
+    # --- guards
+
+    def _clip_grad_norm(self, model: Any) -> torch.Tensor:
+        """The gradient's norm before clipping. A gradient that is not finite is dropped, so that no weight moves."""
+        self.accelerator.unscale_gradients()
+        named = list(policy.trainable(self.model).items())
+        gradients = [p.grad for _, p in named if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        bad = None
+        if not bool(torch.isfinite(norm)):
+            bad = f"the gradient of {first_not_finite((n, p.grad) for n, p in named) or 'all weights together'}"
+        elif not bool(torch.isfinite(self._loss_sum)):
+            bad = "the loss"
+        self._line["skipped"] = self.guard.see(bad, self.state.global_step + 1)
+        if bad is not None:
+            self._drop_update(bad)
+        elif self.args.max_grad_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_([p for _, p in named], self.args.max_grad_norm, norm)
+        return norm
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        return self._clip_grad_norm(model) if grad_norm is None else grad_norm
+
+    def _drop_update(self, bad: str) -> None:
+        step = self.state.global_step + 1
+        if self.accelerator.scaler is None:  # the scaler of float16 drops the update by itself and must see why
+            for parameter in policy.trainable(self.model).values():
+                parameter.grad = None
+        if self.accelerator.is_main_process:
+            self.run.event("nonfinite", f"the update of step {step} was skipped: {bad} is not finite", step=step)
+
+    # --- metrics
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self.accelerator.is_main_process:
+            self._write_line(logs)
+        super().log(logs, start_time)
+        self.state.log_history.clear()  # metrics.jsonl is the history; this copy would grow in every checkpoint
+
+    def _write_line(self, logs: Mapping[str, Any]) -> None:
+        now, line, of = time.perf_counter(), self._line, self._metrics["train"]
+        step_s = now - self._step_began
+        names = [name for name in self.reward_func_names if of.get(f"rewards/{name}/mean")]
+        record = {
+            "step": self.state.global_step,
+            "seconds": self.seconds(),
+            "step_s": step_s,
+            "rollout_s": line.get("rollout_s"),
+            "update_s": step_s - line.get("rollout_s", 0.0),
+            "loss": float(self._loss_sum),
+            "reward": _mean(of.get("reward")),
+            "reward_std": _mean(of.get("reward_std")),
+            "rewards": {name: _finite(_mean(of[f"rewards/{name}/mean"])) for name in names},
+            "zero_spread": _mean(of.get("frac_reward_zero_std")),
+            "completion_tokens": line.get("completion_tokens"),
+            "truncated": line.get("truncated"),
+            "entropy": line.get("entropy"),
+            "grad_norm": float(logs["grad_norm"]) if logs.get("grad_norm") is not None else None,
+            "learning_rate": logs.get("learning_rate"),
+            "kl": _mean(of.get("kl")),
+            "tokens_per_s": line.get("tokens_per_s"),
+            "memory_gib": memory_gib(),
+            "skipped": bool(line.get("skipped")),
+        }
+        record = {k: _finite(v) for k, v in record.items()}
+        append_line(self.run.metrics_file, record)
+        print(summary(record, self.recipe.steps), flush=True)
+        self._line = {}
+        self._loss_sum.zero_()
+
+    def seconds(self) -> float:
+        """Seconds of training so far, those before a resume included."""
+        return self._seconds_before + time.perf_counter() - self._began
+
+    # --- checkpoints
+
+    def save_now(self) -> checkpoint.Checkpoint:
+        """Write a checkpoint of the step that was finished last."""
+        weights = {name: p.detach() for name, p in policy.trainable(self.model).items()}
+        require_finite(weights.items(), f"the checkpoint of step {self.state.global_step}")
+        scaler = self.accelerator.scaler
+        return checkpoint.write(
+            self.run.checkpoints,
+            self.state.global_step,
+            weights=weights,
+            optimizer=self.optimizer.state_dict(),
+            state={
+                "schedule": self.lr_scheduler.state_dict(),
+                "scaler": None if scaler is None else scaler.state_dict(),
+                "seconds": self.seconds(),
+            },
+            trainer_state=json.dumps(dataclasses.asdict(self.state)),
+        )
+
+    def resume(self, saved: checkpoint.Checkpoint) -> Any:
+        """Go on from a checkpoint: the same weights, optimizer, schedule, generators, and questions to come."""
+        self._first_step = saved.step
+        self._resumed = saved
+        return self.train(resume_from_checkpoint=str(saved.folder))
+
+    _resumed: checkpoint.Checkpoint | None = None
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self.accelerator.is_main_process:
+            self.save_now()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        assert self._resumed is not None  # only `resume` starts transformers' own way here
+        saved = self._resumed.weights()
+        for name, parameter in policy.trainable(self.model).items():
+            parameter.data.copy_(saved[name])
+
+    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
+        if self._resumed is not None:
+            self.optimizer.load_state_dict(checkpoint.optimizer_state(self._resumed))
+            self.lr_scheduler.load_state_dict(self._resumed.state()["schedule"])
+
+    def _load_scaler(self, checkpoint_folder: str | None) -> None:
+        if self._resumed is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(self._resumed.state()["scaler"])
+
+    def _load_rng_state(self, checkpoint_folder: str | None) -> None:
+        if self._resumed is not None:
+            checkpoint.restore_random_states(self._resumed)
+
+    def _send_telemetry(self) -> None:
+        """TRL reports each run to the hub; this project reports nothing."""
+
+
+class _StepCallback(TrainerCallback):
+    """When to save: every `save_every` steps and at a wish to stop, but only between two rollouts: a half-used one is lost."""
+
+    def __init__(self, trainer: GrpoTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer._began = time.perf_counter()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer._step_began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        recipe, stopping = self.trainer.recipe, self.trainer.stop.wanted
+        between = state.global_step % recipe.num_iterations == 0
+        since = state.global_step // recipe.num_iterations % max(1, recipe.save_every // recipe.num_iterations)
+        if between and (stopping or since == 0) and state.global_step < recipe.steps:
+            control.should_save = True
+        if stopping:
+            control.should_training_stop = True
+
+
+@contextlib.contextmanager
+def rollout_mode(model: Any) -> Iterator[None]:
+    """Inside, no gradients and no dropout, adapters' included; after it the model trains or not as before."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def memory_gib() -> float:
+    """Peak memory so far in GiB: what torch holds of the GPU, else what this process holds of the host."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_reserved() / 2**30
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**30 if sys.platform == "darwin" else 2**20)
+
+
+def _mean(values: Sequence[float] | None) -> float | None:
+    numbers = [v for v in values or () if math.isfinite(v)]
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,467 @@
+"""One run in one process: `python -m grpo_portable.worker RUN_DIR`, started by the supervisor through accelerate.
+
+Stages: evaluate base → (bootstrap → evaluate bootstrap) → train → save the adapter → evaluate tuned. A stage whose files
+are complete is passed over, so starting the worker again resumes the run. A failure is written to failure.json, with a
+kind that the supervisor decides by, and an exit code of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from grpo_portable import bootstrap, checkpoint, data, evaluate, policy, prompts, rewards
+from grpo_portable.engines import PathSettings, open_engine, path_settings
+from grpo_portable.errors import (
+    EngineError,
+    GrpoPortableError,
+    Interrupted,
+    NonFiniteError,
+    PathClosed,
+    RewardError,
+    UsageError,
+)
+from grpo_portable.guards import StopSignal, require_finite
+from grpo_portable.ladder import EXIT
+from grpo_portable.recipe import Recipe
+from grpo_portable.rollout.protocol import Rollout
+from grpo_portable.run import RunFolder, open_run, read_lines, write_atomically
+
+REPORTED_PACKAGES = (
+    "grpo-portable",
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "bitsandbytes",
+    "torchao",
+    "triton",
+    "vllm",
+)
+_OUT_OF_MEMORY = re.compile(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|DefaultCPUAllocator: can't allocate", re.I)
+
+
+@dataclass
+class Session:
+    """What the stages share. `train` is None when the run only evaluates."""
+
+    run: RunFolder
+    recipe: Recipe
+    settings: PathSettings
+    device: Any
+    loaded: policy.Loaded
+    model: Any
+    builder: prompts.PromptBuilder
+    train: prompts.Fitted | None
+    held_out: prompts.Fitted
+    engine: Rollout
+    stop: StopSignal
+
+    @property
+    def cpu(self) -> bool:
+        return self.settings.path == "cpu"
+
+
+def run_stages(run: RunFolder, stop: StopSignal) -> None:
+    """Bring the run to its end. Raises; `main` turns what is raised into failure.json and an exit code."""
+    task = run.read_json("task.json")
+    session = prepare(run, task, stop)
+    try:
+        if task.get("only") == "evaluate":
+            evaluate_stage(session, "tuned" if task.get("adapter") else "base")
+            return
+        if not (run.adapter / "adapter_config.json").is_file():
+            evaluate_stage(session, "base")
+            if session.recipe.bootstrap_epochs > 0:
+                bootstrap_stage(session)
+                evaluate_stage(session, "bootstrap")
+            train_stage(session)
+        else:
+            policy.restore(session.model, run.adapter)
+        evaluate_stage(session, "tuned")
+    finally:
+        session.engine.close()
+        _note(run, peak_memory_gib=_peak(run))
+
+
+# --- preparation
+
+
+def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
+    """Load model and data, build the prompts, put the adapter on, open the engine, and write down what was done."""
+    import torch
+    from transformers import set_seed
+
+    recipe = run.recipe()
+    settings = path_settings(recipe.path, bfloat16=_computes_in_bfloat16())
+    device = torch.device("cpu") if recipe.path == "cpu" else torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    run.heartbeat("reading the questions")
+    only_evaluate = task.get("only") == "evaluate"
+    train_data = None if only_evaluate and not recipe.few_shot else _load(recipe, "train")
+    held_out_data = _load(recipe, "eval")
+    if train_data is not None:
+        data.refuse_overlap(train_data.questions, held_out_data.questions)
+    run.heartbeat(f"loading {recipe.model}")
+    full_precision = recipe.lora_rank == 0 and not only_evaluate  # all weights are trained: they are their own masters
+    loaded = policy.load(
+        recipe.model,
+        dtype="float32" if full_precision else settings.dtype,
+        quantization=settings.quantization,
+        device=device,
+    )
+    shots = prompts.choose_shots(train_data.questions, recipe.few_shot, recipe.seed) if train_data else ()
+    builder = prompts.builder(
+        loaded.tokenizer, recipe, shots=shots, generation_stop_ids=prompts.generation_stop_ids(loaded.model)
+    )
+    train = None if only_evaluate or train_data is None else _fit(train_data, builder, recipe, shots, "train")
+    held_out = _fit(held_out_data, builder, recipe, (), "eval")
+    set_seed(recipe.seed)  # the adapter's first values
+    if task.get("adapter"):
+        model = policy.load_adapter(loaded.model, Path(task["adapter"]))
+    else:
+        model = loaded.model if only_evaluate else policy.add_adapter(loaded.model, recipe)
+    _note_setting(run, recipe, settings, loaded, model, builder, held_out)
+    _note_data(run, recipe, "eval", held_out_data, held_out)
+    if train is not None and train_data is not None:
+        _note_data(run, recipe, "train", train_data, train)
+    run.heartbeat("starting the engine")
+    engine = open_engine(settings, model, loaded.tokenizer, rows=int(recipe.rollout_rows), run=run)
+    _note(run, engine=engine.name)
+    return Session(run, recipe, settings, device, loaded, model, builder, train, held_out, engine, stop)
+
+
+def _load(recipe: Recipe, part: str) -> data.Loaded:
+    for_training = part == "train"
+    return data.load_questions(
+        recipe.data if for_training else recipe.eval_data,
+        config=recipe.data_config,
+        split=recipe.data_split if for_training else recipe.eval_split,
+        question_column=recipe.question_column,
+        answer_column=recipe.answer_column,
+        style=recipe.answer_style,
+        limit=recipe.train_limit if for_training else recipe.eval_limit,
+        seed=recipe.seed,
+    )
+
+
+def _fit(
+    loaded: data.Loaded, builder: prompts.PromptBuilder, recipe: Recipe, shots: tuple[data.Question, ...], part: str
+) -> prompts.Fitted:
+    used = {shot.id for shot in shots}
+    return prompts.fit(
+        [q for q in loaded.questions if q.id not in used],
+        builder,
+        max_tokens=recipe.max_prompt_tokens,
+        percentile=recipe.prompt_percentile if part == "train" else 100.0,
+    )
+
+
+def _computes_in_bfloat16() -> bool:
+    """By compute capability: asked itself, torch also counts emulation."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+
+
+# --- stages
+
+
+def evaluate_stage(session: Session, stage: str) -> None:
+    """Ask the held-out questions of the policy as it is now: greedy, then sampled if the recipe wants it."""
+    recipe, run = session.recipe, session.run
+    parts = [(stage, 0)] + ([(f"{stage}-sampled", recipe.eval_samples)] if recipe.eval_samples else [])
+    parts = [(name, k) for name, k in parts if not evaluate.is_complete(session.held_out, run.generations(name), k)]
+    if not parts:
+        return
+    from grpo_portable.trainer import rollout_mode
+
+    with _stage(run, stage), rollout_mode(session.model):
+        session.engine.sync(session.model)
+        for name, samples in parts:
+
+            def tell(seen: evaluate.Progress, name: str = name) -> None:
+                run.heartbeat(f"evaluating {name}, {seen.done}/{seen.total}")
+
+            seen = evaluate.evaluate(
+                session.engine,
+                session.builder,
+                session.held_out,
+                recipe,
+                run.generations(name),
+                samples=samples,
+                progress=tell,
+            )
+            print(f"{name}: {seen.correct} of {seen.done} answers are right", flush=True)
+
+
+def bootstrap_stage(session: Session) -> None:
+    """The SFT in the target format, or its saved result."""
+    run, recipe = session.run, session.recipe
+    folder = run.path / "bootstrap"
+    if folder.is_dir():
+        policy.restore(session.model, folder)
+        return
+    assert session.train is not None
+    examples = bootstrap.rows(session.train.questions, session.builder, recipe)
+    if examples.over_length:
+        run.event("data", f"{examples.over_length} worked answers are too long for the bootstrap and were left out")
+
+    def tell(step: int, steps: int, logs: dict[str, float]) -> None:
+        run.heartbeat(f"bootstrap, step {step}/{steps}")
+        if step == steps or step % 20 == 0:
+            print(f"bootstrap step {step}/{steps} loss {logs['loss']:.4f}", flush=True)
+
+    with _stage(run, "bootstrap"):
+        bootstrap.bootstrap(
+            session.model,
+            session.builder,
+            examples.examples,
+            recipe,
+            output_dir=run.path,
+            dtype=session.settings.dtype,
+            cpu=session.cpu,
+            on_step=tell,
+        )
+        policy.save(session.model, folder, session.loaded.name)
+
+
+def train_stage(session: Session) -> None:
+    """GRPO from the newest whole checkpoint, or from the start; then the adapter is saved."""
+    from grpo_portable import trainer as training
+
+    run, recipe, stop = session.run, session.recipe, session.stop
+    assert session.train is not None
+    saved = checkpoint.newest(
+        run.checkpoints, lambda torn: run.event("resume", f"checkpoint {torn.name} is torn; the one before is used")
+    )
+    _cut_metrics(run, saved.step if saved else 0)
+    with _stage(run, "train"):
+        run.heartbeat("training")
+        faults = rewards.FaultCounter()
+        trainer = training.GrpoTrainer(
+            session.model,
+            recipe,
+            training.training_arguments(
+                recipe,
+                output_dir=run.path,
+                dtype=session.settings.dtype,
+                cpu=session.cpu,
+                world=int(os.environ.get("WORLD_SIZE", 1)),
+            ),
+            data=session.train,
+            prompts=session.builder,
+            rewards=guarded_rewards(recipe, faults, run),
+            engine=session.engine,
+            run=run,
+            stop=stop,
+            correct_sampler=session.settings.samples_from_other_weights,
+            seconds_before=saved.state()["seconds"] if saved else 0.0,
+        )
+        try:
+            with stop.deferred():
+                trainer.resume(saved) if saved else trainer.train()
+        except KeyboardInterrupt:
+            trainer.save_now()  # a rollout was dropped; the weights are those of the last whole step
+        if stop.wanted and trainer.state.global_step < recipe.steps:
+            raise Interrupted(
+                f"training was interrupted after step {trainer.state.global_step} and saved",
+                help=f"go on with: grpo-portable train --resume --out {run.path}",
+            )
+        session.model.eval()
+        require_finite(policy.trainable(session.model).items(), "the adapter")
+        policy.save(session.model, run.adapter, session.loaded.name)
+
+
+def guarded_rewards(recipe: Recipe, faults: Any, run: RunFolder) -> list[Any]:
+    """The recipe's reward functions, each guarded: a sample it cannot score counts as a fault and is left out."""
+    return [rewards.guarded(fn, faults.note) for fn in rewards.resolve(recipe.rewards, recipe.answer_style)]
+
+
+def _cut_metrics(run: RunFolder, step: int) -> None:
+    """Drop the metrics after `step`: these steps are made again."""
+    import json
+
+    lines = [json.dumps(m, ensure_ascii=False) for m in read_lines(run.metrics_file) if m.get("step", 0) <= step]
+    if run.metrics_file.exists():
+        write_atomically(run.metrics_file, "".join(line + "\n" for line in lines))
+
+
+# --- run.json
+
+
+@contextlib.contextmanager
+def _stage(run: RunFolder, name: str) -> Iterator[None]:
+    """Add the seconds spent inside to the stage's; those before a crash or a stop stay counted."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        stages = run.read_json("run.json").get("stages", {})
+        before = stages.get(name, {}).get("seconds", 0.0)
+        stages[name] = {"seconds": round(before + time.perf_counter() - began, 3)}
+        _note(run, stages=stages)
+
+
+def _note(run: RunFolder, **values: Any) -> None:
+    if int(os.environ.get("RANK", 0)) == 0:
+        run.update_json("run.json", **values)
+
+
+def _note_setting(
+    run: RunFolder,
+    recipe: Recipe,
+    settings: PathSettings,
+    loaded: policy.Loaded,
+    model: Any,
+    builder: prompts.PromptBuilder,
+    held_out: prompts.Fitted,
+) -> None:
+    trained, total = policy.counts(model)
+    _note(
+        run,
+        model=loaded.name,
+        base_model=loaded.name,
+        path=settings.path,
+        backend="trl",
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        trainable_parameters=trained,
+        total_parameters=total,
+        seed=recipe.seed,
+        versions=_versions(),
+        prompt=builder.describe(held_out.questions[0].question),
+    )
+
+
+def _note_data(run: RunFolder, recipe: Recipe, part: str, loaded: data.Loaded, fitted: prompts.Fitted) -> None:
+    source = recipe.data if part == "train" else recipe.eval_data
+    split = recipe.data_split if part == "train" else recipe.eval_split
+    name = Path(source).name if Path(source).expanduser().exists() else source
+    known = run.read_json("run.json").get("data", {})
+    known[part] = {
+        "source": name,
+        "split": split,
+        "total": loaded.total,
+        "used": len(fitted.questions),
+        "skipped": len(loaded.skipped),
+        "over_length": fitted.over_length,
+        "over_percentile": fitted.over_percentile,
+        "longest_prompt_tokens": max(len(ids) for ids in fitted.prompts),
+    }
+    _note(run, data=known)
+    already = {(e.get("kind"), e.get("message")) for e in read_lines(run.events_file)}
+    if loaded.skipped:
+        first = "; ".join(f"row {row}: {reason}" for row, reason in loaded.skipped[:3])
+        message = f"{len(loaded.skipped)} rows of {name} ({split}) cannot be used and were left out: {first}"
+        if ("data", message) not in already:
+            run.event("data", message, rows=[row for row, _ in loaded.skipped[:100]])
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for package in REPORTED_PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def _peak(run: RunFolder) -> float:
+    from grpo_portable.trainer import memory_gib
+
+    return round(max(memory_gib(), run.read_json("run.json").get("peak_memory_gib") or 0.0), 3)
+
+
+# --- how it ends
+
+
+def kind_of(error: BaseException) -> str:
+    """Which of `ladder.EXIT`'s kinds an error is, or `crash`."""
+    if isinstance(error, (UsageError, PathClosed)):
+        return "user"
+    if isinstance(error, (Interrupted, KeyboardInterrupt)):
+        return "interrupted"
+    for cls, kind in ((NonFiniteError, "nonfinite"), (RewardError, "reward"), (EngineError, "engine")):
+        if isinstance(error, cls):
+            return "oom" if kind == "engine" and _OUT_OF_MEMORY.search(str(error)) else kind
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error))):
+        return "oom"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "disk"
+    return "crash"
+
+
+def write_failure(run: RunFolder, error: BaseException) -> str:
+    """Write failure.json for the supervisor; returns the kind."""
+    kind = kind_of(error)
+    ours = error if isinstance(error, GrpoPortableError) else None
+    first_line = next(iter(str(error).splitlines()), "") or type(error).__name__
+    phase = run.read_json("heartbeat").get("doing", "starting") if run.heartbeat_file.exists() else "starting"
+    frames = traceback.format_exception(error)
+    run.write_json(
+        "failure.json",
+        {
+            "kind": kind,
+            "class": type(error).__name__,
+            "fact": ours.fact
+            if ours
+            else f"{type(error).__name__}: {first_line}"
+            if first_line
+            else type(error).__name__,
+            "because": ours.because if ours else None,
+            "help": ours.help if ours else None,
+            "phase": phase,
+            "traceback_tail": "".join(frames)[-4000:],
+        },
+    )
+    return kind
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run RUN_DIR; 0 when it is done, else the exit code of its kind of failure."""
+    folder = (arguments if arguments is not None else sys.argv[1:])[0]
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    run = open_run(Path(folder))
+    stop = StopSignal()
+    _quiet()
+    try:
+        with stop.installed():
+            run_stages(run, stop)
+        return 0
+    except BaseException as error:  # the process edge: whatever ended the run must reach the supervisor
+        kind = write_failure(run, error)
+        if kind == "crash":
+            traceback.print_exc()
+        else:
+            print(f"worker: {kind}: {error}", file=sys.stderr, flush=True)
+        return EXIT.get(kind, 1)
+
+
+def _quiet() -> None:
+    """Leave libraries' progress bars and notices for other developers out of the log."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl|peft|torch)\..*")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
