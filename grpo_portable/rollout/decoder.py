@@ -1,0 +1,178 @@
+"""The device's side of a rollout: rows of state, one step over the first rows, as a CUDA graph where there is CUDA.
+
+Each row holds its next input token, how many keys it has, where it must end, whether it is still live, and its noise. A step
+feeds every row's token, draws the next and advances the live rows; rows that ended stand still until the host, which looks
+once every few steps, takes them out. The host reads back the drawn tokens only, and finds the ends by the same rule.
+Legend: N rows run, R rows held, L positions a row can hold, V vocabulary, C steps between two looks of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from grpo_portable.rollout import forward
+from grpo_portable.rollout.family import Family
+from grpo_portable.rollout.graphs import Graphs
+from grpo_portable.rollout.kv import Cache
+from grpo_portable.rollout.sampler import Drawing, draw
+from grpo_portable.rollout.weights import Weights
+
+STEPS = 16  # C at most
+SPAN = 128  # without the flash kernel a step looks at a multiple of this many positions
+PREFILL_TOKENS = {"cuda": 16384, "cpu": 4096}
+
+
+class Decoder:
+    def __init__(
+        self, family: Family, rows: int, capacity: int, device: torch.device, dtype: torch.dtype, run: forward.Programs
+    ) -> None:
+        self.shape, self.rows, self.capacity, self.device, self.run = family.shape, rows, capacity, device, run
+        self.cache = Cache(family.shape, rows, capacity, device, dtype)
+        self.tables = family.rotary_tables(capacity, device, dtype)
+        new = {"device": device}
+        self.tokens = torch.zeros(rows, dtype=torch.long, **new)
+        self.lengths = torch.zeros(rows, dtype=torch.long, **new)
+        self.limits = torch.zeros(rows, dtype=torch.long, **new)
+        self.alive = torch.zeros(rows, dtype=torch.bool, **new)
+        self.noise = torch.zeros(rows, capacity, dtype=torch.float64, **new)
+        self.seen: torch.Tensor | None = None
+        self.stops = torch.full((1,), -1, dtype=torch.long, **new)
+        self.drawn = torch.zeros(STEPS, rows, dtype=torch.long, **new)
+        self.logprobs = torch.zeros(STEPS, rows, dtype=torch.float32, **new)
+        self.tick = torch.zeros(1, dtype=torch.long, **new)
+        self.graphs = Graphs(device)
+
+    def begin(self, stops: Sequence[int], drawing: Drawing) -> None:
+        """Prepare a rollout: its stop ids, and the marks of seen tokens where a repetition penalty reads them."""
+        self.alive.zero_()
+        wanted = torch.tensor(sorted(stops) or [-1], device=self.device)
+        if self.stops.shape != wanted.shape:
+            self.stops = wanted
+            self.graphs.clear()
+        else:
+            self.stops.copy_(wanted)
+        if drawing.penalty != 1 and self.seen is None:
+            self.seen = torch.zeros(self.rows, self.shape.vocab, dtype=torch.bool, device=self.device)
+
+    def admit(
+        self,
+        weights: Weights,
+        prompts: Sequence[Sequence[int]],
+        copies: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        noise: np.ndarray,
+    ) -> None:
+        """Give prompt b to the rows in `copies[b]`; `limits` and `noise` [rows in all, completion tokens] follow that order.
+
+        All but a prompt's last token are prefilled; the last is the row's first input, so that every completion token, the
+        first too, is drawn in `advance`.
+        """
+        for first, last in self._batches(prompts):
+            width = len(prompts[first]) - 1
+            if width > 0:
+                padded = [list(p[:-1]) + [p[0]] * (width - len(p) + 1) for p in prompts[first:last]]
+                forward.prefill(
+                    weights,
+                    self.shape,
+                    self.tables,
+                    self.cache,
+                    torch.tensor(padded, device=self.device),
+                    copies[first:last],
+                )
+        rows = torch.tensor([row for group in copies for row in group], device=self.device)
+        start = np.array([len(p) - 1 for p, group in zip(prompts, copies, strict=True) for _ in group])
+        last_token = [p[-1] for p, group in zip(prompts, copies, strict=True) for _ in group]
+        self.tokens[rows] = torch.tensor(last_token, device=self.device)
+        self.lengths[rows] = torch.from_numpy(start).to(self.device)
+        self.limits[rows] = torch.from_numpy(start + np.asarray(limits)).to(self.device)
+        self.alive[rows] = True
+        at = np.minimum(start[:, None] + np.arange(noise.shape[1])[None], self.capacity - 1)
+        self.noise[rows[:, None], torch.from_numpy(at).to(self.device)] = torch.from_numpy(noise).to(self.device)
+        if self.seen is not None:
+            for prompt, group in zip(prompts, copies, strict=True):
+                marks = torch.zeros(self.shape.vocab, dtype=torch.bool, device=self.device)
+                marks[torch.tensor(prompt, device=self.device)] = True
+                self.seen[torch.tensor(group, device=self.device)] = marks
+
+    def advance(
+        self, weights: Weights, rows: int, steps: int, longest: int, drawing: Drawing
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Run `steps` steps over the first `rows` rows, none of which holds more than `longest` keys at the start.
+
+        Drawn tokens and their log-probabilities, both [steps, rows]; what stands behind a row's end is noise.
+        """
+        self.tick.zero_()
+        for done in range(steps):
+            span = self._span(longest + done + 1)
+            self.graphs.run(
+                (rows, span, drawing), lambda span=span: self._step(weights, rows, span, drawing), self._still
+            )
+        return self.drawn[:steps, :rows].cpu().numpy(), self.logprobs[:steps, :rows].cpu().numpy()
+
+    def move(self, moves: Sequence[tuple[int, int]], longest: int) -> None:
+        """Copy rows (from, to) with all they hold."""
+        sources, targets = (torch.tensor(side, device=self.device) for side in zip(*moves, strict=True))
+        self.cache.move(sources, targets, min(self.capacity, longest))
+        held = [self.tokens, self.lengths, self.limits, self.alive, self.noise] + (
+            [] if self.seen is None else [self.seen]
+        )
+        for tensor in held:
+            tensor[targets] = tensor[sources]
+
+    def stop(self, rows: Sequence[int]) -> None:
+        """End rows from outside: their stop string has come."""
+        self.alive[torch.tensor(rows, device=self.device)] = False
+
+    def _step(self, weights: Weights, rows: int, span: int, drawing: Drawing) -> None:
+        tokens, lengths, alive = self.tokens[:rows], self.lengths[:rows], self.alive[:rows]
+        logits = forward.step(weights, self.shape, self.tables, self.cache, tokens, lengths, span, self.run)
+        seen = None if self.seen is None or drawing.penalty == 1 else self.seen[:rows]
+        noise = self.noise[:rows].gather(1, lengths[:, None])[:, 0]
+        drawn, logprobs = draw(logits, noise, drawing, seen)
+        self.drawn[:, :rows].index_copy_(0, self.tick, drawn[None])
+        self.logprobs[:, :rows].index_copy_(0, self.tick, logprobs[None])
+        self.tick.add_(1)
+        if seen is not None:
+            seen.scatter_(1, drawn[:, None], True)
+        lengths.add_(alive)
+        tokens.copy_(torch.where(alive, drawn, tokens))
+        ended = (drawn[:, None] == self.stops).any(1) | (lengths >= self.limits[:rows])
+        alive.logical_and_(~ended)
+
+    def _still(self):
+        """While a graph is warmed up and captured no row may advance: returns how to let them go on."""
+        kept, seen = self.alive.clone(), None if self.seen is None else self.seen.clone()
+        self.alive.zero_()
+
+        def go_on() -> None:
+            self.alive.copy_(kept)
+            self.tick.zero_()
+            if seen is not None and self.seen is not None:
+                self.seen.copy_(seen)
+
+        return go_on
+
+    def _span(self, needed: int) -> int:
+        if self.cache.kind == "flash":
+            return self.capacity
+        if self.device.type == "cpu":
+            return min(needed, self.capacity)
+        return min(-(-needed // SPAN) * SPAN, self.capacity)
+
+    def _batches(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+        """Ranges of prompts (longest first) to prefill together: within the token budget, and little padding in each."""
+        budget, ranges, first = PREFILL_TOKENS.get(self.device.type, 4096), [], 0
+        for i in range(1, len(prompts) + 1):
+            width = len(prompts[first])
+            if i == len(prompts) or (i - first + 1) * width > budget or len(prompts[i]) < 0.75 * width - 16:
+                ranges.append((first, i))
+                first = i
+        return ranges
+
+
+def capacity_for(longest: int) -> int:
+    """Positions a row is given so that rows of `longest` tokens fit: a multiple of 64, so that near sizes share one cache."""
+    return -(-(longest + 1) // 64) * 64

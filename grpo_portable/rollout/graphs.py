@@ -1,0 +1,46 @@
+"""CUDA graphs of one step, captured when a size is first needed, all in one memory pool. Without CUDA the step just runs.
+
+A replay repeats the kernels of the capture on the same addresses; whatever differs from step to step must lie in tensors that
+are filled in place. The first size asked for is the largest, so later captures reuse its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import torch
+
+
+class Graphs:
+    def __init__(self, device: torch.device, enabled: bool = True) -> None:
+        self.device, self.enabled = device, enabled and device.type == "cuda"
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._pool = None
+
+    def run(self, key: Hashable, step: Callable[[], None], still: Callable[[], Callable[[], None]]) -> None:
+        """Do `step` once. A new `key` is captured first: between `still()` and the call of what it returns no step leaves a trace."""
+        if not self.enabled:
+            step()
+            return
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(step, still)
+        self._graphs[key].replay()
+
+    def clear(self) -> None:
+        self._graphs.clear()
+        self._pool = None
+
+    def _capture(self, step: Callable[[], None], still: Callable[[], Callable[[], None]]) -> torch.cuda.CUDAGraph:
+        go_on = still()
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            step()  # libraries choose and load their kernels here, which a capture must not
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool):
+            step()
+        go_on()
+        return graph

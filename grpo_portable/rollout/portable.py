@@ -1,0 +1,280 @@
+"""The portable rollout engine: continuous batching over a static KV cache in plain torch, no vLLM, no nvcc, no Triton needed.
+
+`make(model, tokenizer, rows=...)` gives a Rollout: this engine for the families it knows, the reference engine for the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from grpo_portable.errors import DataError, EngineError, EngineUnsupported
+from grpo_portable.rollout import delta, forward, fp8, kv
+from grpo_portable.rollout.decoder import STEPS, Decoder, capacity_for
+from grpo_portable.rollout.family import read
+from grpo_portable.rollout.protocol import Completion, Rollout, Sampling, TokenIds
+from grpo_portable.rollout.sampler import Drawing, drawing_of, uniform
+from grpo_portable.rollout.schedule import Schedule, plan, row_buckets
+from grpo_portable.rollout.stops import StopStrings
+from grpo_portable.rollout.weights import PRODUCTS, Keeper, copy_bytes
+
+COPIES = ("auto", "none", "bf16", "fp8")
+
+
+def make(model: Any, tokenizer: Any, *, rows: int, copy: str = "auto", dtype: torch.dtype | None = None) -> Rollout:
+    """The fastest engine that runs this policy: PortableRollout, or ReferenceRollout with the reason in its `because`.
+
+    `rows` completions are generated at once. `copy`: `bf16` a rollout copy in the type products run in, `fp8` an FP8 copy,
+    `none` the policy's own weights, `auto` a copy if memory allows. `fp8` raises EngineUnsupported where it does not work.
+    """
+    try:
+        return PortableRollout(model, tokenizer, rows=rows, copy=copy, dtype=dtype)
+    except EngineUnsupported as unsupported:
+        if copy == "fp8":
+            raise
+        from grpo_portable.rollout.reference import ReferenceRollout
+
+        return ReferenceRollout(model, tokenizer, rows=rows, because=str(unsupported))
+
+
+class PortableRollout:
+    """An engine bound to one policy. `rows` completions run at once; `max_context` caps prompt plus completion."""
+
+    name = "portable"
+
+    def __init__(
+        self,
+        policy: Any,
+        tokenizer: Any,
+        *,
+        rows: int,
+        copy: str = "auto",
+        dtype: torch.dtype | None = None,
+        max_context: int | None = None,
+    ) -> None:
+        if rows < 1 or copy not in COPIES:
+            raise EngineError(
+                f"an engine with rows={rows} and copy={copy!r} makes no sense", help=f"rows from 1, copy of {COPIES}"
+            )
+        self.tokenizer, self.rows, self.copy, self.dtype = tokenizer, rows, copy, dtype
+        self._bind(policy)
+        self.context = min(self.family.shape.context, max_context or self.family.shape.context)
+        self.buckets = row_buckets(rows) if self.keeper.device.type == "cuda" else tuple(range(1, rows + 1))
+        self._decoder: Decoder | None = None
+
+    def sync(self, policy: Any) -> None:
+        """Take over the policy's current weights; no keys or values outlive a rollout, so the next one uses only these."""
+        if policy is not self.policy or self._addresses() != self._bound:
+            self._bind(policy)
+            self._decoder = None
+        else:
+            self.keeper.refresh()
+
+    def close(self) -> None:
+        """Free the copy, the cache and the graphs. The policy's weights are untouched."""
+        self._decoder = None
+        self.__dict__.pop("keeper", None)
+        self.__dict__.pop("policy", None)
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[TokenIds], n: int, sampling: Sampling, *, limits: Sequence[int] | None = None
+    ) -> list[list[Completion]]:
+        """`n` completions of each prompt. `limits`, one a completion in prompt order, may end some sooner than `max_tokens`."""
+        if "keeper" not in self.__dict__:
+            raise EngineError("this engine was closed")
+        check(prompts, n, sampling, self.context, self.family.shape.vocab)
+        if not prompts:
+            return []
+        room = [min(sampling.max_tokens, self.context - len(p)) for p in prompts for _ in range(n)]
+        room = room if limits is None else [min(a, b) for a, b in zip(room, limits, strict=True)]
+        run = _Run(prompts, n, room, sampling, self.tokenizer)
+        decoder = self._decoder_for(
+            max(len(p) + t for p, t in zip((p for p in prompts for _ in range(n)), room, strict=True))
+        )
+        with self.keeper.in_use() as weights:
+            decoder.begin(run.stops, run.drawing)
+            schedule = plan([len(p) for p in prompts], n, self.rows)
+            while not schedule.done:
+                self._turn(decoder, weights, schedule, run)
+        return run.completions()
+
+    def _turn(self, decoder: Decoder, weights: Any, schedule: Schedule, run: _Run) -> None:
+        """Admit, run a few steps, take the finished out, close the gaps."""
+        if admitted := schedule.admit():
+            requests = [request for part, _ in admitted for request in part.requests]
+            decoder.admit(
+                weights,
+                [run.prompts[part.prompt] for part, _ in admitted],
+                [rows for _, rows in admitted],
+                [run.room[request] for request in requests],
+                uniform(run.seed, requests, max(run.room[request] for request in requests)),
+            )
+        rows = schedule.bucket(self.buckets)
+        steps = min(self._look_every, max(run.left(schedule.owner[row]) for row in schedule.live))
+        longest = max(run.keys(schedule.owner[row]) for row in schedule.live)
+        tokens, logprobs = decoder.advance(weights, rows, steps, longest, run.drawing)
+        finished, cut = run.take(schedule, tokens, logprobs)
+        if cut:
+            decoder.stop(cut)
+        schedule.release(finished)
+        if moves := schedule.compact(self.buckets):
+            decoder.move(moves, longest + steps)
+
+    @property
+    def _look_every(self) -> int:
+        return STEPS // 2 if self.keeper.device.type == "cuda" else 4
+
+    def _bind(self, policy: Any) -> None:
+        self.policy, self.family = policy, read(policy)
+        modules = [m for block in self.family.blocks for m in (*block.qkv, block.out, *block.gate_up, block.down)]
+        dtype = self.dtype or delta.compute_dtype(modules)
+        kind = self._kind(dtype, modules)
+        self.keeper = Keeper(self.family, kind, dtype if kind != "live" else delta.compute_dtype(modules))
+        self.programs = forward.Programs(
+            partial(forward.before, self.family.shape), partial(forward.after, self.family.shape)
+        )
+        self._bound = self._addresses()
+
+    def _kind(self, dtype: torch.dtype, modules: list) -> str:
+        device = delta.base_of(modules[0]).weight.device
+        if self.copy == "fp8":
+            for sizes in {(delta.base_of(m).in_features, delta.base_of(m).out_features) for m in modules}:
+                if (reason := fp8.why_not(device, *sizes)) is not None:
+                    raise EngineUnsupported("an FP8 rollout copy does not work here", because=reason)
+            return "fp8"
+        if self.copy != "auto":
+            return "copy" if self.copy == "bf16" else "live"
+        if device.type != "cuda":
+            return "copy"
+        need = copy_bytes(self.family, "copy", dtype)
+        free = (
+            torch.cuda.mem_get_info(device)[0]
+            + torch.cuda.memory_reserved(device)
+            - torch.cuda.memory_allocated(device)
+        )
+        return "copy" if need + kv.bytes_of(self.family.shape, self.rows, 1024, dtype) < 0.6 * free else "live"
+
+    def _addresses(self) -> tuple[int, ...]:
+        """Where the tensors lie that are read from the policy itself; a move makes captured graphs stale."""
+        family = self.family
+        modules = [family.embed, family.head, family.norm, *(b.norm_in for b in family.blocks)]
+        if self.keeper.kind == "live":
+            modules += [m for b in family.blocks for name in PRODUCTS for m in _tuple(getattr(b, name))]
+        return tuple(delta.base_of(m).weight.data_ptr() for m in modules)
+
+    def _decoder_for(self, longest: int) -> Decoder:
+        capacity = capacity_for(longest)
+        if self._decoder is None or self._decoder.capacity < capacity:
+            self._decoder = None  # free the old cache before the new one is made
+            self._decoder = Decoder(
+                self.family, self.rows, capacity, self.keeper.device, self.keeper.dtype, self.programs
+            )
+        return self._decoder
+
+
+class _Run:
+    """The host's side of one `generate`: tokens as they come, request by request."""
+
+    def __init__(
+        self, prompts: Sequence[TokenIds], n: int, room: list[int], sampling: Sampling, tokenizer: Any
+    ) -> None:
+        self.prompts, self.n, self.room = [list(map(int, p)) for p in prompts], n, room
+        self.drawing: Drawing = drawing_of(sampling)
+        self.stops = frozenset(sampling.stop_ids)
+        self.strings = StopStrings(sampling.stop_strings, tokenizer) if sampling.stop_strings else None
+        self.seed = int(torch.randint(2**62, ()).item()) if sampling.seed is None else sampling.seed
+        longest = max(room)
+        self.tokens = np.zeros((len(room), longest), dtype=np.int64)
+        self.logprobs = np.zeros((len(room), longest), dtype=np.float32)
+        self.count = np.zeros(len(room), dtype=np.int64)
+        self.stopped = np.zeros(len(room), dtype=bool)
+        self._stop_array = np.array(sorted(self.stops), dtype=np.int64)
+
+    def left(self, request: int | None) -> int:
+        assert request is not None
+        return self.room[request] - int(self.count[request])
+
+    def keys(self, request: int | None) -> int:
+        """Keys the request's row holds."""
+        assert request is not None
+        return len(self.prompts[request // self.n]) - 1 + int(self.count[request])
+
+    def take(self, schedule: Schedule, tokens: np.ndarray, logprobs: np.ndarray) -> tuple[list[int], list[int]]:
+        """Book drawn tokens [steps, rows]. Rows that are finished, and those among them that only the host knows of."""
+        is_stop = np.isin(tokens, self._stop_array)
+        finished, cut = [], []
+        for row in schedule.live:
+            request = schedule.owner[row]
+            assert request is not None
+            count = int(self.count[request])
+            take = min(len(tokens), self.left(request))
+            hits = np.flatnonzero(is_stop[:take, row])
+            if len(hits):
+                take = int(hits[0]) + 1
+                self.stopped[request] = True
+            self.tokens[request, count : count + take] = tokens[:take, row]
+            self.logprobs[request, count : count + take] = logprobs[:take, row]
+            end = None if self.strings is None else self.strings.end(self.tokens[request, : count + take], count)
+            if end is not None:
+                self.stopped[request] = True
+                cut.append(row)
+            self.count[request] = count + take if end is None else end
+            if self.stopped[request] or self.left(request) == 0:
+                finished.append(row)
+        return finished, cut
+
+    def completions(self) -> list[list[Completion]]:
+        if not np.isfinite(self.logprobs).all():
+            raise EngineError(
+                "the model gave logits that are not numbers", help="check the weights: a diverged policy does this"
+            )
+        rows = [
+            Completion(
+                tuple(self.tokens[i, : self.count[i]].tolist()),
+                tuple(self.logprobs[i, : self.count[i]].tolist()),
+                "stop" if self.stopped[i] else "length",
+            )
+            for i in range(len(self.room))
+        ]
+        return [rows[i : i + self.n] for i in range(0, len(rows), self.n)]
+
+
+def check(prompts: Sequence[TokenIds], n: int, sampling: Sampling, context: int, vocab: int) -> None:
+    """Raise DataError for a request no engine can serve."""
+    if n < 1 or sampling.max_tokens < 1:
+        raise DataError(
+            f"{n} completions of at most {sampling.max_tokens} tokens were asked for",
+            help="ask for at least one of each",
+        )
+    if not (
+        0 <= sampling.temperature < math.inf
+        and 0 < sampling.top_p <= 1
+        and sampling.top_k >= 0
+        and 0 <= sampling.min_p <= 1
+    ):
+        raise DataError(f"{sampling} is outside the range of its values")
+    if sampling.repetition_penalty <= 0:
+        raise DataError(f"a repetition penalty of {sampling.repetition_penalty} is not above 0")
+    for index, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise DataError(
+                f"prompt {index} is empty", because="there is no token to continue", help="check the prompt template"
+            )
+        if len(prompt) >= context:
+            raise DataError(
+                f"prompt {index} has {len(prompt)} tokens and leaves no room for an answer",
+                because=f"the context is {context} tokens",
+                help="lower max_prompt_tokens",
+            )
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            raise DataError(f"prompt {index} holds a token id outside the vocabulary of {vocab}")
+
+
+def _tuple(value: Any) -> tuple:
+    return value if isinstance(value, tuple) else (value,)
