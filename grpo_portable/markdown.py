@@ -27,6 +27,17 @@ def code(text: str) -> str:
     return f"{fence}{pad}{flat}{pad}{fence}"
 
 
+def block(text: str) -> list[str]:
+    """A fenced block of any text, its own line ends kept."""
+    fence = "`" * max(3, max((len(run) for run in re.findall(r"`+", text)), default=0) + 1)
+    return [fence, *text.rstrip("\n").split("\n"), fence]
+
+
+def folded(title: str, lines: Iterable[str]) -> list[str]:
+    """Lines behind a title that opens on a click; all of it is there where HTML is not shown."""
+    return ["<details>", f"<summary>{title}</summary>", "", *lines, "", "</details>"]
+
+
 def plain(text: str) -> str:
     """Text from outside as one line that no markdown or HTML in it can change."""
     return re.sub(r"([\\`*_\[\]<>|#~$])", r"\\\1", " ".join(text.split()))

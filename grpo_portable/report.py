@@ -7,6 +7,7 @@ report_training and report_setting; charts in charts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def write_report(run: RunFolder) -> Path:
     drawn = charts.draw(run.path / "charts", scores, steps, events)
     lines = compose(run, scores, steps, events, drawn)
     file = run.path / "report.md"
-    write_atomically(file, "\n".join(lines).rstrip() + "\n")
+    write_atomically(file, re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n")
     return file
 
 
@@ -58,6 +59,7 @@ def compose(
     lines += [*report_results.results(scores, recipe.max_completion_tokens), "", *report_results.counts(scores), ""]
     lines += _images(drawn, ("accuracy", "reward"))
     lines += ["## What ran", "", *report_setting.setting(recipe, record, facts, train_seconds), ""]
+    lines += [*report_setting.prompt(record), ""]
     lines += _room("Why no faster path", report_setting.closed_paths(plan, path))
     lines += ["## Events", "", *report_setting.events(events), ""]
     lines += _room("Training, window by window", report_training.window_table(steps), _images(drawn, ("components",)))

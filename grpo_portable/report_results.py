@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo_portable.markdown import code, plain, shorten, table
+from grpo_portable.markdown import code, folded, plain, shorten, table
 from grpo_portable.scoring import Answer, Answers
 from grpo_portable.verdict import p_text, percent, points, span
 
@@ -71,10 +71,7 @@ def examples(before: Answers, after: Answers, ids: Sequence[str]) -> list[str]:
     for word, found in (("gained", gained), ("lost", lost)):
         shown = found[:EXAMPLES]
         title = f"{word}: {'none' if not found else f'the first {len(shown)} of {len(found)}'}"
-        lines += ["<details>", f"<summary>{title}</summary>", ""]
-        for id_ in shown:
-            lines += _example(before[id_], after[id_])
-        lines += ["</details>", ""]
+        lines += [*folded(title, [line for id_ in shown for line in _example(before[id_], after[id_])]), ""]
     return lines
 
 
@@ -96,7 +93,9 @@ def _ending(answer: Answer) -> str:
 
 
 def _accuracy_row(kind: str, scores: Mapping[str, Any]) -> list[str]:
-    label = {"strict": "**strict**: the answer where it was asked for", "lenient": "lenient: the last number"}[kind]
+    label = {"strict": "**strict**: the answer as it was asked for", "lenient": "lenient: the answer in any format"}[
+        kind
+    ]
     bold = "**" if kind == "strict" else ""
     cells = [
         f"{bold}{percent(s[kind]['accuracy'])}{bold} ({s[kind]['correct']}) {span(s[kind]['wilson95'])}"

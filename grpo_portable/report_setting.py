@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from doctor.diagnosis import PATHS
-from grpo_portable.markdown import code, plain, shorten
+from grpo_portable.markdown import block, code, folded, plain, shorten
 from grpo_portable.recipe import Recipe
 
 Json = Mapping[str, Any]
@@ -18,8 +18,7 @@ MOST_EVENTS = 12
 QUIET_EVENTS = ("saved",)
 STAGE_WORDS = {
     "base": "evaluation of the base",
-    "bootstrap": "bootstrap",
-    "bootstrap-eval": "evaluation after the bootstrap",
+    "bootstrap": "bootstrap and its evaluation",
     "train": "training",
     "tuned": "evaluation of the tuned",
 }
@@ -57,6 +56,18 @@ def machine(facts: Json) -> str:
     if host.get("python"):
         parts.append(f"Python {host['python']}")
     return ", ".join(parts)
+
+
+def prompt(run: Json) -> list[str]:
+    """One prompt as the model gets it; [] when none was recorded."""
+    found = run.get("prompt") or {}
+    if not found.get("example"):
+        return []
+    stop = ", ".join(code(str(text)) for text in found.get("stop") or [])
+    tokens = f", {found['example_tokens']} tokens" if found.get("example_tokens") else ""
+    shots = f", {found['few_shot']} worked examples before it" if found.get("few_shot") else ""
+    title = f"The prompt, the same in training and evaluation{tokens}{shots}"
+    return folded(title, block(str(found["example"])) + (["", f"An answer ends at {stop}."] if stop else []))
 
 
 def closed_paths(plan: Json, path: str | None) -> list[str]:
@@ -106,7 +117,7 @@ def events(found: Sequence[Json]) -> list[str]:
         times = f" ({len(same)} times)" if len(same) > 1 else ""
         error = _clause(first.get("error"))
         cause = f" ({code(shorten(str(first['error']), 160))})" if error and error not in _clause(message) else ""
-        lines.append(f"- **{plain(kind)}**{move}{when}: {_clause(message)}{cause}{times}")
+        lines.append(f"- **{plain(kind)}**{move}{when}: {_clause(shorten(message, 400))}{cause}{times}")
     if len(told) > MOST_EVENTS:
         lines.append(f"- and {len(told) - MOST_EVENTS} more in `events.jsonl`")
     return lines
@@ -156,8 +167,8 @@ def scope(recipe: Recipe, run: Json, scores: Json, steps: int) -> list[str]:
     if not (scores.get("sampled") or {}).get("stages"):
         lines.append("Greedy answers only; sampled answers were not evaluated.")
     lines.append(
-        f"Strict reads the style {code(recipe.answer_style)}; lenient takes the last number. Both are rules, not judgement: "
-        "a right number reached by wrong reasoning counts as right."
+        f"Strict reads the style {code(recipe.answer_style)}; lenient takes an answer in any format, else the last number. "
+        "Both are rules, not judgement: a right number reached by wrong reasoning counts as right."
     )
     return [f"- {line}" for line in lines]
 
@@ -186,7 +197,7 @@ def _model(recipe: Recipe, run: Json) -> str:
 
 def _data(recipe: Recipe, data: Json) -> str:
     def part(source: str, split: str, found: Json) -> str:
-        skipped = {k.replace("_", " "): found[k] for k in ("skipped", "over_length") if found.get(k)}
+        skipped = {k.replace("_", " "): found[k] for k in ("skipped", "over_length", "over_percentile") if found.get(k)}
         left_out = "".join(f", {n:,} {word}" for word, n in skipped.items())
         used = f": {found['used']:,} questions{left_out}" if isinstance(found.get("used"), int) else ""
         return f"{plain(_short_source(source))} ({split}{used})"
@@ -209,7 +220,9 @@ def _path(recipe: Recipe, run: Json) -> str:
     parts = [code(str(path))]
     engine, backend = run.get("engine"), run.get("backend")
     if engine:
-        parts.append(f"{plain(str(engine))} engine" + (f" ({plain(str(backend))})" if backend else ""))
+        parts.append(
+            f"rollouts by the {plain(str(engine))} engine" + (f", updates by {plain(str(backend))}" if backend else "")
+        )
     parts += [plain(str(run[key])) for key in ("dtype", "quantization") if run.get(key)]
     if isinstance(run.get("peak_memory_gib"), (int, float)):
         parts.append(f"peak memory {run['peak_memory_gib']:.2f} GiB")

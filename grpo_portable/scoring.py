@@ -1,8 +1,8 @@
 """Saved generations → scores.json: every answer is read again here, stored flags are never trusted.
 
-Strict reads the answer as the recipe's style asks for it, lenient takes the last number; both by `grpo_portable.answers`, the
-extractor of the rewards. Shares and deltas are fractions of 1. A delta is over the questions that both stages answered, paired
-by question (`grpo_portable.stats`). `docs/statistics.md` lists the keys of scores.json. Reads files only, no model.
+Strict reads the answer as the recipe's style asks for it, lenient takes it in any format; both by `grpo_portable.answers`,
+the extractor of the rewards. Shares and deltas are fractions of 1. A delta is over the questions that both stages answered,
+paired by question (`grpo_portable.stats`). `docs/statistics.md` lists the keys of scores.json. Reads files only, no model.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def grade(record: Mapping[str, Any], style: str) -> Answer:
     """A record of a generations file, read from its completion and gold alone."""
     completion, gold = record.get("completion"), record.get("gold")
     extracted, strict = answers.extract(completion, style), answers.is_correct(completion, gold, style)
-    lenient = answers.is_correct_lenient(completion, gold)
+    lenient = answers.is_correct_lenient(completion, gold, style)
     stored, finish = (record.get("correct"), record.get("lenient")), record.get("finish_reason")
     return Answer(
         id=str(record.get("id")),
@@ -75,7 +75,7 @@ def grade(record: Mapping[str, Any], style: str) -> Answer:
         completion=completion if isinstance(completion, str) else "" if completion is None else str(completion),
         extracted=extracted,
         strict=strict,
-        lenient_extracted=answers.extract_lenient(completion),
+        lenient_extracted=answers.extract_lenient(completion, style),
         lenient=lenient,
         marker=answers.has_marker(completion, style),
         tokens=record["tokens"] if isinstance(record.get("tokens"), int) else None,

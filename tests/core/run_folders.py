@@ -203,6 +203,13 @@ def make_run(
             },
             "versions": {"torch": "2.10.0+cu128", "transformers": "5.24.0", "trl": "1.16.0", "peft": "0.21.2"},
             "seed": seed,
+            "prompt": {
+                "chat_template": True,
+                "few_shot": 0,
+                "stop": ["<|im_end|>"],
+                "example": f"<|im_start|>user\n{question(0)[0]}<|im_end|>\n<|im_start|>assistant\n",
+                "example_tokens": 41,
+            },
             "stages": {"base": {"seconds": 31.2}, "train": {"seconds": 1.6 * steps}, "tuned": {"seconds": 29.8}},
             "peak_memory_gib": 9.31,
             "command": "grpo-portable train gsm8k-small --out again",
