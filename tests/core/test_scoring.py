@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import run_folders
@@ -227,3 +229,18 @@ def test_real_size_is_fast(tmp_path):
     start = time.perf_counter()
     scoring.score_run(run)
     assert time.perf_counter() - start < 10
+
+
+def test_every_key_of_scores_is_documented(tmp_path):
+    stages = ("base", "bootstrap", "tuned")
+    scores = scoring.score_run(run_folders.make_run(tmp_path / "run", n=40, stages=stages, samples=2))
+    page = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text(encoding="utf-8")
+
+    def keys(value):
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield key
+                yield from keys(inner)
+
+    named = set(re.findall(r"`(\w+)`", page)) | set(scoring.STAGES)
+    assert set(keys(scores)) - named == set()
