@@ -13,7 +13,7 @@ _LIMIT = 400  # characters of one message; longer ones are cut in the middle, wh
 _HEX = r"[0-9a-fA-F]"
 _UUID = rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(rf"\b(GPU|MIG)-(?:GPU-)?{_HEX}{{4,}}[-0-9a-fA-F]*(?:/\d+/\d+)?"), r"\1-..."),
+    (re.compile(rf"\b(GPU|MIG)-(?:GPU-)?{_HEX}{{4,}}(?:-{_HEX}+)*(?!\w)(?:/\d+/\d+)?"), r"\1-..."),
     (re.compile(_UUID), "..."),
     (re.compile(r"\b(hf|sk|ghp|gho|glpat|xoxb|github_pat)[_-][A-Za-z0-9_-]{10,}"), r"\1_..."),
     (re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?::\d{2,5})\b"), "..."),  # only with a port: 0.6.8.1 is a version

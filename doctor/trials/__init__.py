@@ -74,10 +74,13 @@ def attempt(run: Callable[[], Any]) -> str | None:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the trial `argv[0]`, telling into the file `argv[1]`; exit 0 when it returned, 1 when it raised."""
+    """Runs the trial `argv[0]` (a name above, or module:function), telling into the file `argv[1]`.
+
+    Exit code 0 when it returned, 1 when it raised.
+    """
     global _told
     name, path, *args = argv
-    module, _, function = TRIALS[name].partition(":")
+    module, _, function = TRIALS.get(name, name).partition(":")
     with open(path, "w", encoding="utf-8") as _told:
         try:
             getattr(importlib.import_module(module), function)(*args)

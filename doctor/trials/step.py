@@ -96,8 +96,10 @@ def lora_step(device: str, dtype: str, base: str = "plain") -> None:
         model, through = _plain_lora(torch, base), "torch alone"
     else:
         model, through = _peft_lora(torch, transformers, peft, base), "transformers and peft"
-    # The adapter stays in fp32 and autocast computes in `dtype`: the only mixed form that also holds for float16.
     kind = getattr(torch, dtype)
+    for p in model.parameters():  # as in training: base in the path's type, adapter in fp32, autocast between them
+        if not p.requires_grad and p.dtype is torch.float32 and base == "plain":
+            p.data = p.data.to(kind)
     model = model.to(device)
     trained = [p for p in model.parameters() if p.requires_grad]
     kept = [p.detach().clone() for p in model.parameters() if not p.requires_grad]
