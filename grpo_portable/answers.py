@@ -101,7 +101,9 @@ def read(completion: Completion, style: str) -> Reading:
     """The final answer as an exact rational, or the reason why there is none."""
     text = final_text(completion)
     if text is None:
-        return Reading(None, "the thinking block is not closed" if text_of(completion) else "empty completion")
+        return Reading(
+            None, "thinking that is never closed" if ended_text(completion).strip() else "an empty completion"
+        )
     return _READERS[style](text)
 
 
@@ -265,8 +267,8 @@ def _last_marker(text: str, end: int, begin: int = 0) -> int | None:
 
 
 def _quoted(text: str, at: int) -> bool:
-    """Whether a position stands inside quotation marks of its own line (looked for at most 400 characters away)."""
-    near, far = max(0, at - 400), at + 400
+    """Whether a position stands inside quotation marks of its own line (at most 200 characters away)."""
+    near, far = max(0, at - 200), at + 200
     start, stop = text.rfind("\n", near, at), text.find("\n", at, far)
     before, after = text[max(start + 1, near) : at], text[at : stop if stop >= 0 else far]
     if before.count('"') % 2 and '"' in after:

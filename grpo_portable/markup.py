@@ -48,6 +48,7 @@ _THIN_GROUP = re.compile(r"(?<=[0-9])\\,(?=[0-9]{3})")
 _DEGREES = re.compile(r"\^ ?\{? ?°")
 _TAG = re.compile(r"</?[A-Za-z][A-Za-z_]{0,30}/?>")
 _ANGLED = re.compile(r"<[ \t]{0,4}([-+−$]?[0-9][0-9.,/]{0,60})[ \t]{0,4}>")
+_CALCULATION = re.compile(r"<<[^<>]{0,200}>>")  # GSM8K's calculator marks
 _ARROW = re.compile(r"[-=]{1,3}>")
 _STARS = re.compile(r"(?<![\w*])\*{1,3}(?=[^\s*])|(?<=[^\s*])\*{1,3}(?![\w*])")
 _UNDERLINES = re.compile(r"(?<!\w)_{1,3}(?=[^\s_])|(?<=[^\s_])_{1,3}(?!\w)")
@@ -60,7 +61,7 @@ def plain(text: str) -> str:
     """The text without markup: fractions as n/d, symbols as one character, everything decorative as a space."""
     if "\\" in text or "{" in text or "}" in text:
         text = _without_latex(text)
-    text = _ANGLED.sub(r" \1 ", _TAG.sub(" ", _ARROW.sub("→", text)))
+    text = _ANGLED.sub(r" \1 ", _TAG.sub(" ", _ARROW.sub("→", _CALCULATION.sub(" ", text))))
     text = _STARS.sub(" ", text.strip("* \t\r\n"))
     return _SINGLE_QUOTES.sub(" ", _UNDERLINES.sub(" ", text)).translate(_BLANKED)
 

@@ -16,6 +16,7 @@ _VULGAR = "½1/2 ⅓1/3 ⅔2/3 ¼1/4 ¾3/4 ⅕1/5 ⅖2/5 ⅗3/5 ⅘4/5 ⅙1/6 �
 VULGAR = {entry[0]: Fraction(entry[1:]) for entry in _VULGAR.split()}
 
 MINUS = "-−‐‑‒﹣－"  # hyphen-minus, U+2212 and their look-alikes
+DASHES = re.escape(MINUS)  # for character classes
 GROUP = ",\u00a0\u2007\u2009\u202f"  # between groups of three; a plain space separates two numbers
 SPACE = "[ \u00a0\u2009\u202f]"
 _V = "".join(VULGAR)
@@ -24,12 +25,12 @@ NUMERAL = re.compile(f"[0-9{_V}]")
 TOKEN = re.compile(rf"\.?[0-9](?:[0-9]|[.{GROUP}/⁄](?=[0-9]))*[{_V}]?|[{_V}]")  # all that hangs together around digits
 _DECIMAL = re.compile(
     rf"(?P<whole>[0-9]{{1,3}}(?P<separator>[{GROUP}])[0-9]{{3}}(?:(?P=separator)[0-9]{{3}})*(?![0-9])|[0-9]+)?"
-    rf"(?P<decimals>\.[0-9]+)?(?:[eE](?P<exponent>[+{MINUS}]?[0-9]+))?"
+    rf"(?P<decimals>\.[0-9]+)?(?:[eE](?P<exponent>[+{DASHES}]?[0-9]+))?"
 )
 _OVER = re.compile(rf"{SPACE}?[/⁄]{SPACE}?(?P<below>[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])|[0-9]+)")
 _MIXED = re.compile(rf"{SPACE}{{1,2}}(?P<above>[0-9]+){SPACE}?[/⁄]{SPACE}?(?P<below>[0-9]+)")
 _MIXED_VULGAR = re.compile(rf"{SPACE}?([{_V}])")
-_POWER_OF_TEN = re.compile(rf"{SPACE}?[×·⋅*xX]{SPACE}?10{SPACE}?(?:\^|\*\*){SPACE}?(?P<exponent>[+{MINUS}]?[0-9]+)")
+_POWER_OF_TEN = re.compile(rf"{SPACE}?[×·⋅*xX]{SPACE}?10{SPACE}?(?:\^|\*\*){SPACE}?(?P<exponent>[+{DASHES}]?[0-9]+)")
 _GROUPS = re.compile(f"[{GROUP}]")
 
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from grpo_portable.markup import balanced, plain
-from grpo_portable.numbers import MINUS, NUMERAL, TOKEN, foreign, numeral_at
+from grpo_portable.numbers import DASHES, MINUS, NUMERAL, TOKEN, foreign, numeral_at
 
 
 class Reading(NamedTuple):
@@ -24,7 +24,9 @@ class _Refused(Exception):
     pass
 
 
+MAX_PHRASE = 10_000  # characters; nobody states a number at greater length
 _DASH = "–"  # a minus only where an answer starts
+_STARTS = tuple("=:≈~→")  # after these an answer starts, as at the beginning
 _WORDS = (
     "zero two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
     "nineteen twenty thirty forty fifty sixty seventy eighty ninety"
@@ -35,7 +37,7 @@ _CODES = r"(?:Rs\.?|USD|EUR|GBP|INR|JPY|CNY|RMB|AUD|CAD|CHF)"
 _CURRENCY = re.compile(rf"(?<![A-Za-z])(?:(?:US|CA|AU|HK|NZ|A|C|R|S)?[$£€¥₹₩₽¢₱₦฿₫₪]|{_CODES})\Z", re.I)
 _BLANKS = re.compile(r"\s{2,}")
 _UNIT_POWER = re.compile(
-    r"\b(units?|miles?|yards?|feet|foot|inch(?:es)?|met(?:er|re)s?|[cmk]?m|ft|in|yd|mi)\s?\^\s?[23]\b"
+    r"\b(units?|miles?|yards?|feet|foot|inch(?:es)?|met(?:er|re)s?|[cmk]?m|ft|in|yd|mi)(?:\s?\^\s?[23]\b|[²³])"
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
 _ASIDE = re.compile(r"\(([^()]*)\)")
@@ -69,7 +71,7 @@ _BEFORE = (
         r"(?:[+*×÷/·⋅&@#%]|\b(?:sqrt|root|root of|log|ln|exp|sin|cos|tan|half|half of|twice|double|triple))",
     ),
     ("a label", r"\b(?:steps?|part|case|method|example|question|problem|section|equation|figure|table|phase|exercise)"),
-    ("a second number in words", rf"\b{_NUMBER_WORD}(?:\s?(?:[,{MINUS}{_DASH}/]|{_JOINT}))?"),
+    ("a second number in words", rf"\b{_NUMBER_WORD}(?:\s?(?:[,{DASHES}{_DASH}/]|{_JOINT}))?"),
     ("punctuation that belongs to no number", r"[.,;]"),
     ("a variable", r"(?:\A|[^A-Za-z'’])(?-i:[b-zπθ])"),
 )
@@ -83,7 +85,7 @@ _AFTER = (
     ("a magnitude", r"\s*(?:bn|mn|mil|grand|gross|per mille|(?-i:[kKMBT]))(?![\w'])|‰"),
     ("an expression", r"\s*(?:[+*×÷·⋅]|(?:pi|sqrt|log|ln|sin|cos|tan|mod)\b)"),
     ("a variable", r"\s*(?-i:[Α-ωb-fijnp-rt-zNXYZ])(?![\w'’]|\.[a-z])"),
-    ("a second number in words", rf"[\s,/{MINUS}{_DASH}]*(?:{_JOINT}\b)?\s*(?:an? )?{_NUMBER_WORD}\b"),
+    ("a second number in words", rf"[\s,/{DASHES}{_DASH}]*(?:{_JOINT}\b)?\s*(?:an? )?{_NUMBER_WORD}\b"),
     ("a bound", r"\s*(?:(?:or|and) (?:more|less|fewer|above|over|up|under|below|higher|lower)|at (?:least|most))\b"),
     ("a ratio or a heading", r":\s*\S|\s*to one\b"),
 )
@@ -95,10 +97,10 @@ _ATTACHED = re.compile(
     r"|kcal|kWh|[A-Za-z]{4,})(?![A-Za-z0-9])"
 )
 _PER = re.compile(r"\s*/\s*(?:[A-Za-z]{2}|[hsdm]\b)")
-_HYPHENATED = re.compile(rf"[{MINUS}](?:[A-Za-z]{{2}})|\s+[{MINUS}{_DASH}]\s+[A-Za-z]{{2}}|[{_DASH}]\s+[A-Za-z]{{2}}")
+_HYPHENATED = re.compile(rf"[{DASHES}](?:[A-Za-z]{{2}})|\s+[{DASHES}{_DASH}]\s+[A-Za-z]{{2}}|[{_DASH}]\s+[A-Za-z]{{2}}")
 _HEDGE = re.compile(r"\b(?:or|mod|maybe|perhaps|possibly|alternatively|otherwise)\b", re.I)
 _GLUE = re.compile(
-    rf"[\s$€£%+{MINUS}{_DASH}—*/×÷^:,;~&·()|]*(?:\b(?:to|or|and/or|by|mod|vs\.?|x|over|point)\b)?[\s$€£{MINUS}(,]*",
+    rf"[\s$€£%+{DASHES}{_DASH}—*/×÷^:,;~&·()|]*(?:\b(?:to|or|and/or|by|mod|vs\.?|x|over|point)\b)?[\s$€£{DASHES}(,]*",
     re.I,
 )
 
@@ -117,6 +119,8 @@ def read_last(text: str) -> Reading:
     One end of a range, the last of a list and the last operand of an expression are no answers.
     """
     line = next((line for line in reversed(text.splitlines()) if NUMERAL.search(line) or foreign(line)), "")
+    if len(line) > MAX_PHRASE:  # the last words of it, so that no number is cut in two
+        line = line[-MAX_PHRASE:].partition(" ")[2]
     line = _BLANKS.sub(" ", plain(line))
     before, last = None, None
     for token in TOKEN.finditer(line):
@@ -152,6 +156,9 @@ def _sentence(text: str, start: int, at: int) -> str:
 
 
 def _read(phrase: str) -> Fraction:
+    phrase = phrase.strip()
+    if len(phrase) > MAX_PHRASE:
+        raise _Refused("a phrase too long to state one number")
     if not NUMERAL.search(phrase):
         raise _Refused("digits that are not ASCII" if foreign(phrase) else "no number")
     if not balanced(phrase):
@@ -210,7 +217,9 @@ def _sign(left: str, right: str) -> int:
     if before.endswith((*MINUS, _DASH, "+")):
         raise _Refused("two signs")
     if sign:
-        return _signed(sign, rest, bullet=spaced and any(c.isalnum() for c in right))
+        if spaced and (before or any(c.isalnum() for c in right)) and not before.endswith(_STARTS):
+            raise _Refused("a sign that may be a bullet or a dash")
+        return _signed(sign, rest)
     if before.endswith(("—", "―")) and (before == rest or not any(c.isalpha() for c in before)):
         raise _Refused("a dash that may be a minus")
     if before == rest and before[-1:].isalpha() and not money:
@@ -222,13 +231,11 @@ def _sign(left: str, right: str) -> int:
     return 1
 
 
-def _signed(sign: str, rest: str, *, bullet: bool) -> int:
+def _signed(sign: str, rest: str) -> int:
     before = rest.rstrip()
-    if bullet and not before:
-        raise _Refused("a sign that may be a bullet")
-    if not before or before[-1] in "=:≈~→":
+    if not before or before.endswith(_STARTS):
         return 1 if sign == "+" else -1
-    if sign in MINUS and rest != before and before[-1].isalpha() and not bullet:
+    if sign in MINUS and rest != before and before[-1].isalpha():
         _refuse(_REFUSED_BEFORE, before[-60:])
         return -1
     raise _Refused("a difference or a dash")
