@@ -19,7 +19,7 @@ from grpo_portable.recipe import Recipe
 from grpo_portable.run import RunFolder, read_lines, write_atomically
 
 CHART_TEXT = {
-    "accuracy": "Accuracy before and after, with 95 % intervals",
+    "accuracy": "Accuracy with 95 % intervals",
     "reward": "Mean reward by step",
     "components": "Reward components and vital signs by step",
 }
@@ -53,12 +53,13 @@ def compose(
     recipe, facts = run.recipe(), run.read_json("facts.json")
     plan, record = run.read_json("plan.json"), run.read_json("run.json")
     path = str(record.get("path") or recipe.path)
+    trains = run.read_json("task.json").get("only") != "evaluate"
     train_seconds = sum(windows.series(steps, "step_s")[1]) or None
-    lines = [f"# {_title(recipe, record, steps)}", "", f"**{words.sentence(scores)}**", ""]
+    lines = [f"# {_title(recipe, record, steps, trains)}", "", f"**{words.sentence(scores)}**", ""]
     lines += _warnings(scores)
     lines += [*report_results.results(scores, recipe.max_completion_tokens), "", *report_results.counts(scores), ""]
     lines += _images(drawn, ("accuracy", "reward"))
-    lines += ["## What ran", "", *report_setting.setting(recipe, record, facts, train_seconds), ""]
+    lines += ["## What ran", "", *report_setting.setting(recipe, record, facts, train_seconds, trains), ""]
     lines += [*report_setting.prompt(record), ""]
     lines += _room("Why no faster path", report_setting.closed_paths(plan, path))
     lines += ["## Events", "", *report_setting.events(events), ""]
@@ -66,14 +67,15 @@ def compose(
     lines += _room("Does the reward agree with the evaluation?", report_training.agreement(steps, scores))
     lines += _room("Questions gained and lost", _examples(run, scores))
     lines += ["## Versions", "", report_setting.versions(record, facts) or "Not recorded.", ""]
-    lines += ["## Repeating it", "", *report_setting.repeat(recipe, record), ""]
+    lines += ["## Repeating it", "", *report_setting.repeat(recipe, record, trains), ""]
     lines += ["## What this does not show", "", *report_setting.scope(recipe, record, scores, len(steps)), ""]
     return lines
 
 
-def _title(recipe: Recipe, record: Mapping[str, Any], steps: list[windows.Step]) -> str:
+def _title(recipe: Recipe, record: Mapping[str, Any], steps: list[windows.Step], trains: bool) -> str:
     model = plain(str(record.get("base_model") or record.get("model") or recipe.model).rstrip("/").rsplit("/", 1)[-1])
-    done = f"GRPO on {model}, {len(steps)} steps" if steps else f"Evaluation of {model}"
+    count = f"{len(steps)} step{'s' if len(steps) > 1 else ''}" if steps else "not trained yet"
+    done = f"GRPO on {model}, {count}" if trains else f"Evaluation of {model}"
     return f"{done}: {report_setting.eval_name(recipe)}"
 
 

@@ -24,12 +24,12 @@ STAGE_WORDS = {
 }
 
 
-def setting(recipe: Recipe, run: Json, facts: Json, train_seconds: float | None) -> list[str]:
-    """Model, data, training, machine, path and time, one bullet each."""
+def setting(recipe: Recipe, run: Json, facts: Json, train_seconds: float | None, trains: bool = True) -> list[str]:
+    """Model, data, training, machine, path and time, one bullet each; `trains` is False when a run only evaluates."""
     rows = [
-        ("Model", _model(recipe, run)),
-        ("Data", _data(recipe, run.get("data") or {})),
-        ("Training", _training(recipe)),
+        ("Model", _model(recipe, run, trains)),
+        ("Data", _data(recipe, run.get("data") or {}, trains)),
+        ("Training", _training(recipe) if trains else ""),
         ("Machine", machine(facts)),
         ("Path", _path(recipe, run)),
         ("Time", _time(run.get("stages") or {}, train_seconds)),
@@ -129,14 +129,11 @@ def versions(run: Json, facts: Json) -> str:
     return " · ".join(f"{name} {version}" for name, version in found.items() if version)
 
 
-def repeat(recipe: Recipe, run: Json, rewritten: Sequence[str] = ("report",)) -> list[str]:
+def repeat(recipe: Recipe, run: Json, trains: bool = True) -> list[str]:
     """Commands that repeat the run, and that read its saved files again."""
-    lines = ["```sh", "grpo-portable train recipe.yaml --out again   # recipe.yaml of this folder is complete"]
-    lines += [
-        "grpo-portable report .                          # this page again, from the saved files alone",
-        "```",
-        "",
-    ]
+    again = "train recipe.yaml" if trains else f"eval --model {_short_source(recipe.model)} --recipe recipe.yaml"
+    lines = ["```sh", "# recipe.yaml of this folder is complete", f"grpo-portable {again} --out again"]
+    lines += ["# this page once more, from the saved files alone", "grpo-portable report .", "```", ""]
     if run.get("command"):
         lines.append(f"It was started as {code(str(run['command']))}, seed {recipe.seed}.")
     else:
@@ -183,9 +180,11 @@ def _short_source(source: str) -> str:
     return source.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1] if source.startswith(("/", "~", ".")) else source
 
 
-def _model(recipe: Recipe, run: Json) -> str:
+def _model(recipe: Recipe, run: Json, trains: bool) -> str:
     name = plain(_short_source(str(run.get("base_model") or run.get("model") or recipe.model)))
     total, trained = run.get("total_parameters"), run.get("trainable_parameters")
+    if not trains:
+        return f"{name}, {_count(total)} parameters" if isinstance(total, int) else name
     if recipe.lora_rank == 0:
         kind = "all weights trained"
     else:
@@ -195,7 +194,7 @@ def _model(recipe: Recipe, run: Json) -> str:
     return f"{name}; {kind}"
 
 
-def _data(recipe: Recipe, data: Json) -> str:
+def _data(recipe: Recipe, data: Json, trains: bool) -> str:
     def part(source: str, split: str, found: Json) -> str:
         skipped = {k.replace("_", " "): found[k] for k in ("skipped", "over_length", "over_percentile") if found.get(k)}
         left_out = "".join(f", {n:,} {word}" for word, n in skipped.items())
@@ -204,7 +203,7 @@ def _data(recipe: Recipe, data: Json) -> str:
 
     train = part(recipe.data, recipe.data_split, data.get("train") or {})
     held_out = part(recipe.eval_data, recipe.eval_split, data.get("eval") or {})
-    return f"trained on {train}, held out {held_out}"
+    return f"trained on {train}, held out {held_out}" if trains else held_out
 
 
 def _training(recipe: Recipe) -> str:

@@ -20,7 +20,7 @@ def sentence(scores: Mapping[str, Any]) -> str:
         stage, found = next(reversed(list(stages.items())))
         strict = found["strict"]
         return (
-            f"{STAGE_NAMES[stage].capitalize()} answers {strict['correct']} of {found['n']} questions, "
+            f"{STAGE_NAMES[stage].capitalize()} answers {strict['correct']:,} of {found['n']:,} questions rightly, "
             f"{percent(strict['accuracy'])} strict (95 % interval {span(strict['wilson95'])}); "
             "no second model was evaluated, so there is no delta."
         )
@@ -29,7 +29,7 @@ def sentence(scores: Mapping[str, Any]) -> str:
     verb = {"higher": "raised", "lower": "lowered"}.get(strict["verdict"], "moved")
     end = {"higher": "the gain is real", "lower": "the loss is real"}.get(strict["verdict"], "not shown to differ")
     if strict["verdict"] == "higher" and scores["lenient"]["verdict"] != "higher":
-        end = "the gain is real, but it is one of format: lenient accuracy is not shown to have risen"
+        end = f"the gain is real, but it is one of format: {_lenient(scores)}"
     return (
         f"GRPO {verb} strict accuracy from {percent(strict['base'])}{start} to {percent(strict['tuned'])} "
         f"on {strict['n']:,} questions ({points(strict['delta'])} points, 95 % interval {span(strict['interval'], sign=True)}, "
@@ -67,12 +67,17 @@ def _format(scores: Mapping[str, Any]) -> str | None:
     moved = f"strict accuracy moved by {points(strict['delta'])} points, lenient by {points(lenient['delta'])}"
     rose, lenient_rose = strict["verdict"] == "higher", lenient["verdict"] == "higher"
     if rose and not lenient_rose:
-        return f"{moved}: the gain is in the format of the answers and not shown in the answers themselves"
+        return f"{moved}: the gain is in the format of the answers, not in the answers themselves; {_lenient(scores)}"
     if lenient_rose and not rose:
         return f"{moved}: the answers got better, the format in which they are asked for did not"
     if rose and gain["interval"][0] > 0 and gain["delta"] >= 0.01:
         return f"{moved}: about {points(gain['delta'], sign=False)} points of the gain are format, the rest is answers"
     return None
+
+
+def _lenient(scores: Mapping[str, Any]) -> str:
+    fell = scores["lenient"]["verdict"] == "lower"
+    return f"lenient accuracy {'fell' if fell else 'is not shown to have risen'}"
 
 
 def _sampled(scores: Mapping[str, Any]) -> str | None:

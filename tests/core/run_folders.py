@@ -184,6 +184,8 @@ def make_run(
     for line in metrics(steps, seed):
         append_line(run.metrics_file, line)
     run.write_json("facts.json", FACTS)
+    if not steps:
+        run.write_json("task.json", {"only": "evaluate", "adapter": None})
     run.write_json("plan.json", PLAN)
     run.write_json(
         "run.json",

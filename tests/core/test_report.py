@@ -96,6 +96,8 @@ def test_evaluation_only(tmp_path):
     assert "Training, window" not in text
     assert "delta, points" not in text
     assert "One training run" not in text
+    assert "trained" not in section(text, "What ran").replace("training", "")
+    assert "grpo-portable eval --model Qwen/Qwen3-0.6B --recipe recipe.yaml --out again" in text
 
 
 def test_training_without_evaluation(tmp_path):
@@ -132,7 +134,7 @@ def test_metrics_after_a_resume_count_once(tmp_path):
     for line in run_folders.metrics(14, seed=9)[10:]:
         append_line(run.metrics_file, {**line, "memory_gib": 77.0})
     text = text_of(run)
-    assert text.startswith("# GRPO on Qwen3-0.6B, 20 steps")
+    assert text.startswith("# GRPO on Qwen3-0.6B, 20 steps: ")
     assert "77.00 GiB" in section(text, "Training, window by window")
 
 

@@ -186,6 +186,7 @@ def test_too_few_questions_are_said_to_be_too_few(tmp_path):
         (["wrong"] * 30 + ["right"] * 30, ["right"] * 60, "the gain is real."),
         (["right"] * 60, ["wrong"] * 30 + ["right"] * 30, "the loss is real."),
         (["right"] * 60, ["right"] * 60, "not shown to differ."),
+        (["plain"] * 40, ["right"] * 25 + ["wrong"] * 15, "but it is one of format: lenient accuracy fell."),
         (
             ["plain"] * 30 + ["wrong"] * 9,
             ["right"] * 30 + ["wrong"] * 9,
