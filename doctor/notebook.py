@@ -110,7 +110,7 @@ def page(d: ShownDiagnosis) -> str:
     parts.append(f"<table><tr><th>path</th><th>state</th><th>why</th></tr>{rows}</table>")
     parts += [_wall(wall, is_open=True) for wall in above]
     if after := phrases.after(d):
-        parts.append(f"<p><b>then:</b> {_text(after)}</p>")
+        parts.append(f"<p><b>{_text(after)}</b></p>")
     parts += [_wall(wall, is_open=False) for wall in (*warnings, *below)]
     facts = _text("\n".join(render.paste_lines(d)))
     parts.append(f"<details><summary>this machine (nothing private in it)</summary><pre>{facts}</pre></details></div>")

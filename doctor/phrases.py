@@ -114,7 +114,7 @@ def after(d: Diagnosis) -> str | None:
     """What the machine becomes, when the helps would change it."""
     if d.after_fix is None or d.after_fix == d.plan.path:
         return None
-    return f"with the helps above this machine can take {d.after_fix}"
+    return f"Then this machine can take {d.after_fix}."
 
 
 def fact_lines(facts: Facts) -> list[str]:
@@ -207,7 +207,7 @@ def all_facts(facts: Facts) -> list[tuple[str, str]]:
             rows.append((key, f"unknown, because {why}" if why else "unknown"))
         else:
             where = sources.get(key) or (sources.get(section) if section != "host" else None)
-            rows.append((key, f"{_shown(value)}  [{where}]" if where else _shown(value)))
+            rows.append((key, f"{_shown(value)} [{where}]" if where else _shown(value)))
 
     for section in ("host", "driver", "toolkit"):
         for name, value in vars(getattr(facts, section)).items():

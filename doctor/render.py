@@ -39,7 +39,7 @@ def text(d: Diagnosis, *, verbose: bool = False, colour: bool = False, notes: Se
         blocks.append(_title(style, "Walls in front of better paths" if d.plan.path else "Walls"))
         blocks += [_wall(w, style) for w in above]
     if after := phrases.after(d):
-        blocks.append(_paragraph(style("bold", "then") + "  " + after, 0, 6))
+        blocks.append(_paragraph(after, 0, 2, paint=lambda s: style("bold", s)))
     if warnings:
         blocks.append(_title(style, "Warnings, which close nothing"))
         blocks += [_wall(w, style) for w in warnings] if verbose else [_brief(warnings)]
@@ -180,7 +180,7 @@ def markdown(d: Diagnosis, *, notes: Sequence[str] = ()) -> str:
             for wall in walls:
                 lines += ["", *_markdown_wall(wall)]
     if after := phrases.after(d):
-        lines += ["", f"**Then:** {_plain(after)}"]
+        lines += ["", f"**{_plain(after)}**"]
     lines += ["", "<details><summary>This machine</summary>", "", "```text", *paste_lines(d), "```", "", "</details>"]
     return "\n".join(lines) + "\n"
 
