@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
 from doctor.diagnosis import FP8_PATHS, VLLM_PATHS
-from grpo_portable.errors import EngineUnsupported
 from grpo_portable.rollout.protocol import Rollout
 from grpo_portable.run import RunFolder
 
@@ -41,15 +41,12 @@ def path_settings(path: str, *, bfloat16: bool) -> PathSettings:
 def open_engine(settings: PathSettings, model: Any, tokenizer: Any, *, rows: int, run: RunFolder) -> Rollout:
     """The engine of a path over `model`. A model the portable one does not know gets the reference engine, with an event."""
     if settings.engine == "vllm":
-        from grpo_portable.rollout import vllm
-
+        vllm = importlib.import_module("grpo_portable.rollout.vllm")  # only this path needs vLLM's wrapper
         return vllm.make(model, tokenizer, rows=rows, copy=settings.copy)
     from grpo_portable.rollout import portable
 
-    try:
-        return portable.make(model, tokenizer, rows=rows, copy=settings.copy)
-    except EngineUnsupported as error:
-        from grpo_portable.rollout import reference
-
-        run.event("engine", "rollouts are made by the plain reference engine", error=str(error))
-        return reference.make(model, tokenizer, rows=rows)
+    engine = portable.make(model, tokenizer, rows=rows, copy=settings.copy)
+    because = getattr(engine, "because", None)
+    if because:
+        run.event("engine", f"rollouts are made by the {engine.name} engine, which is slower", error=because)
+    return engine

@@ -58,7 +58,7 @@ def require_finite(named: Iterable[tuple[str, torch.Tensor]], what: str) -> None
 
 
 class StopSignal:
-    """Turns SIGTERM and SIGINT into KeyboardInterrupt; inside `deferred()` the wish is only noted, save in `allowed()` parts."""
+    """Turns SIGTERM and SIGINT into KeyboardInterrupt; inside `deferred()` it is only noted, save in `allowed()` parts."""
 
     def __init__(self) -> None:
         self.wanted = False

@@ -51,7 +51,7 @@ def load(source: str, *, dtype: str, quantization: str | None = None, device: to
 
         named = {"gguf_file": gguf} if gguf else {}
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False, **named)
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             location, trust_remote_code=False, **named, **({} if gguf else {"use_safetensors": True}), **options
         )
     if gguf:

@@ -32,7 +32,7 @@ from grpo_portable.progress import summary
 from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling
-from grpo_portable.run import RunFolder, append_line
+from grpo_portable.run import RunFolder, append_line, read_lines, write_atomically
 
 CISPO_CLIP = 5.0  # ScaleRL's upper clip, arXiv 2510.13786; TRL would take `epsilon` and scale every gradient by 0.2
 _LEFT_PADDED = ("prompt_ids", "prompt_mask")
@@ -158,7 +158,7 @@ class _Steps:
 
 
 class GrpoTrainer(GRPOTrainer):
-    """Trains `model` in place. `save_now` writes a checkpoint; `train(resume_from_checkpoint=folder)` goes on from one.
+    """Trains `model` in place by `start`; `save_now` writes a checkpoint from which another process can start.
 
     `correct_sampler`: the engine samples from other weights than the policy's (an FP8 copy), so TRL's importance-sampling
     correction between sampler and trainer is on. KL (beta > 0) is against the adapter as it was given.
@@ -182,7 +182,6 @@ class GrpoTrainer(GRPOTrainer):
         run: RunFolder,
         stop: StopSignal,
         correct_sampler: bool = False,
-        seconds_before: float = 0.0,
     ) -> None:
         from datasets import Dataset
 
@@ -210,7 +209,7 @@ class GrpoTrainer(GRPOTrainer):
         self._finished: list[bool] = []
         self._line: dict[str, Any] = {}
         self._loss_sum = torch.zeros((), device=self.accelerator.device)
-        self._seconds_before, self._began, self._step_began = seconds_before, time.perf_counter(), time.perf_counter()
+        self._seconds_before, self._began, self._step_began = 0.0, time.perf_counter(), time.perf_counter()
 
     # --- which questions, which completions
 
@@ -300,7 +299,7 @@ class GrpoTrainer(GRPOTrainer):
         return batch
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        accumulation = self.args.steps_per_generation
+        accumulation = self.args.gradient_accumulation_steps
         rollout = self._step // (accumulation * self.num_iterations)
         if self._rollout_in_buffer != rollout:
             batch = self._generate_and_score_completions(generation_batch)
@@ -425,11 +424,19 @@ class GrpoTrainer(GRPOTrainer):
             trainer_state=json.dumps(dataclasses.asdict(self.state)),
         )
 
-    def resume(self, saved: checkpoint.Checkpoint) -> Any:
-        """Go on from a checkpoint: the same weights, optimizer, schedule, generators, and questions to come."""
-        self._first_step = saved.step
-        self._resumed = saved
-        return self.train(resume_from_checkpoint=str(saved.folder))
+    def start(self, saved: checkpoint.Checkpoint | None = None) -> None:
+        """Train from the beginning, or from a checkpoint: same weights, optimizer, schedule, generators, questions to come.
+
+        Metrics of steps that will be made again are dropped from metrics.jsonl.
+        """
+        if self.accelerator.is_main_process:
+            cut_metrics(self.run, saved.step if saved else 0)
+        if saved is None:
+            self.train()
+            return
+        self._first_step, self._resumed = saved.step, saved
+        self._seconds_before = saved.state()["seconds"]
+        self.train(resume_from_checkpoint=str(saved.folder))
 
     _resumed: checkpoint.Checkpoint | None = None
 
@@ -438,7 +445,7 @@ class GrpoTrainer(GRPOTrainer):
             self.save_now()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        assert self._resumed is not None  # only `resume` starts transformers' own way here
+        assert self._resumed is not None  # only `start` comes this way
         saved = self._resumed.weights()
         for name, parameter in policy.trainable(self.model).items():
             parameter.data.copy_(saved[name])
@@ -492,6 +499,13 @@ def rollout_mode(model: Any) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+
+
+def cut_metrics(run: RunFolder, step: int) -> None:
+    """Drop the metrics after `step` from metrics.jsonl."""
+    lines = [json.dumps(m, ensure_ascii=False) for m in read_lines(run.metrics_file) if m.get("step", 0) <= step]
+    if run.metrics_file.exists():
+        write_atomically(run.metrics_file, "".join(line + "\n" for line in lines))
 
 
 def memory_gib() -> float:

@@ -36,7 +36,7 @@ from grpo_portable.guards import StopSignal, require_finite
 from grpo_portable.ladder import EXIT
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Rollout
-from grpo_portable.run import RunFolder, open_run, read_lines, write_atomically
+from grpo_portable.run import RunFolder, open_run, read_lines
 
 REPORTED_PACKAGES = (
     "grpo-portable",
@@ -249,7 +249,6 @@ def train_stage(session: Session) -> None:
     saved = checkpoint.newest(
         run.checkpoints, lambda torn: run.event("resume", f"checkpoint {torn.name} is torn; the one before is used")
     )
-    _cut_metrics(run, saved.step if saved else 0)
     with _stage(run, "train"):
         run.heartbeat("training")
         faults = rewards.FaultCounter()
@@ -270,11 +269,10 @@ def train_stage(session: Session) -> None:
             run=run,
             stop=stop,
             correct_sampler=session.settings.samples_from_other_weights,
-            seconds_before=saved.state()["seconds"] if saved else 0.0,
         )
         try:
             with stop.deferred():
-                trainer.resume(saved) if saved else trainer.train()
+                trainer.start(saved)
         except KeyboardInterrupt:
             trainer.save_now()  # a rollout was dropped; the weights are those of the last whole step
         if stop.wanted and trainer.state.global_step < recipe.steps:
@@ -290,15 +288,6 @@ def train_stage(session: Session) -> None:
 def guarded_rewards(recipe: Recipe, faults: Any, run: RunFolder) -> list[Any]:
     """The recipe's reward functions, each guarded: a sample it cannot score counts as a fault and is left out."""
     return [rewards.guarded(fn, faults.note) for fn in rewards.resolve(recipe.rewards, recipe.answer_style)]
-
-
-def _cut_metrics(run: RunFolder, step: int) -> None:
-    """Drop the metrics after `step`: these steps are made again."""
-    import json
-
-    lines = [json.dumps(m, ensure_ascii=False) for m in read_lines(run.metrics_file) if m.get("step", 0) <= step]
-    if run.metrics_file.exists():
-        write_atomically(run.metrics_file, "".join(line + "\n" for line in lines))
 
 
 # --- run.json
