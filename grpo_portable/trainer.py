@@ -31,6 +31,8 @@ from grpo_portable.guards import NonFiniteGuard, StopSignal, first_not_finite, r
 from grpo_portable.progress import summary
 from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
 from grpo_portable.recipe import Recipe
+from grpo_portable.rewards.advantages import group_advantages, total
+from grpo_portable.rewards.faults import FaultCounter, guarded
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling
 from grpo_portable.run import RunFolder, append_line, read_lines, write_atomically
 
@@ -182,8 +184,11 @@ class GrpoTrainer(GRPOTrainer):
         run: RunFolder,
         stop: StopSignal,
         correct_sampler: bool = False,
+        faults: FaultCounter | None = None,
     ) -> None:
         from datasets import Dataset
+
+        self.faults = faults or FaultCounter()
 
         self.recipe, self.engine, self.run, self.stop, self.prompts = recipe, engine, run, stop, prompts
         texts = [prompts.text(q.question) for q in data.questions]
@@ -196,7 +201,7 @@ class GrpoTrainer(GRPOTrainer):
             super().__init__(
                 model=model,
                 args=arguments,
-                reward_funcs=list(rewards),
+                reward_funcs=[guarded(fn, self.faults.record) for fn in rewards],
                 train_dataset=Dataset.from_list(self._rows[:1]),  # only looked at for its type: `_Steps` is the data
                 processing_class=prompts.tokenizer,
                 callbacks=[_StepCallback(self)],
@@ -207,6 +212,7 @@ class GrpoTrainer(GRPOTrainer):
         self.guard = NonFiniteGuard(scaled=arguments.fp16)
         self._rollout_in_buffer: int | None = None
         self._finished: list[bool] = []
+        self._rewards: list[list[float]] = []
         self._line: dict[str, Any] = {}
         self._loss_sum = torch.zeros((), device=self.accelerator.device)
         self._seconds_before, self._began, self._step_began = 0.0, time.perf_counter(), time.perf_counter()
@@ -286,11 +292,26 @@ class GrpoTrainer(GRPOTrainer):
         tokenizer, stop_ids = self.prompts.tokenizer, self.prompts.stop_ids
         texts = [completion_text(tokenizer, ids, stop_ids) for ids in completion_ids_list]
         rewards = super()._calculate_rewards(inputs, prompts, texts, completion_ids_list)
+        step = self.state.global_step + 1
+        for told in self.faults.end_step(len(texts)):
+            self.run.event("reward", f"step {step}: {told}; these completions were left out of their groups", step=step)
         rewards[rewards.isnan().any(dim=1)] = torch.nan
+        self._rewards = rewards.tolist()
         return rewards
+
+    def _exact_advantages(self, local: torch.Tensor) -> torch.Tensor:
+        """This process's advantages (N,), without the rounding by which a float32 mean of equal rewards misses them."""
+        recipe, group = self.recipe, self.num_generations
+        totals = total(list(zip(*self._rewards, strict=True)), recipe.reward_weights or None)
+        advantages = group_advantages(totals, group, recipe.scale_rewards)
+        groups = [advantages[i : i + group] for i in range(0, len(advantages), group)]
+        self._line["zero_spread"] = sum(not any(values) for values in groups) / len(groups)
+        mine = advantages[self.accelerator.process_index * len(local) :][: len(local)]
+        return torch.tensor(mine, dtype=local.dtype, device=local.device)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
+        batch["advantages"] = self._exact_advantages(batch["advantages"])
         if self.recipe.mask_truncated:
             # here and not in TRL, which takes a completion that ended at a stop string for a truncated one
             kept = torch.tensor(self._finished, device=batch["completion_mask"].device)
@@ -383,7 +404,7 @@ class GrpoTrainer(GRPOTrainer):
             "reward": _mean(of.get("reward")),
             "reward_std": _mean(of.get("reward_std")),
             "rewards": {name: _finite(_mean(of[f"rewards/{name}/mean"])) for name in names},
-            "zero_spread": _mean(of.get("frac_reward_zero_std")),
+            "zero_spread": line.get("zero_spread"),
             "completion_tokens": line.get("completion_tokens"),
             "truncated": line.get("truncated"),
             "entropy": line.get("entropy"),

@@ -251,7 +251,6 @@ def train_stage(session: Session) -> None:
     )
     with _stage(run, "train"):
         run.heartbeat("training")
-        faults = rewards.FaultCounter()
         trainer = training.GrpoTrainer(
             session.model,
             recipe,
@@ -264,7 +263,9 @@ def train_stage(session: Session) -> None:
             ),
             data=session.train,
             prompts=session.builder,
-            rewards=guarded_rewards(recipe, faults, run),
+            rewards=rewards.resolve(
+                recipe.rewards, recipe.answer_style, max_completion_tokens=recipe.max_completion_tokens
+            ),
             engine=session.engine,
             run=run,
             stop=stop,
@@ -283,11 +284,6 @@ def train_stage(session: Session) -> None:
         session.model.eval()
         require_finite(policy.trainable(session.model).items(), "the adapter")
         policy.save(session.model, run.adapter, session.loaded.name)
-
-
-def guarded_rewards(recipe: Recipe, faults: Any, run: RunFolder) -> list[Any]:
-    """The recipe's reward functions, each guarded: a sample it cannot score counts as a fault and is left out."""
-    return [rewards.guarded(fn, faults.note) for fn in rewards.resolve(recipe.rewards, recipe.answer_style)]
 
 
 # --- run.json

@@ -191,6 +191,11 @@ def test_gsm8k_reads_whole() -> None:
 
 def test_reading_questions_imports_no_torch(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "x.jsonl", ROWS)
-    code = f"import sys; from grpo_portable.data import load_questions; load_questions({str(file)!r}); print('torch' in sys.modules)"
+    code = f"""
+import sys
+from grpo_portable.data import load_questions
+load_questions({str(file)!r})
+print("torch" in sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

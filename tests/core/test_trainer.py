@@ -13,8 +13,9 @@ import torch
 import training
 
 from grpo_portable import checkpoint, policy
-from grpo_portable.errors import EngineError, NonFiniteError
+from grpo_portable.errors import EngineError, NonFiniteError, RewardError
 from grpo_portable.guards import NonFiniteGuard, StopSignal
+from grpo_portable.rewards.faults import FaultCounter
 from grpo_portable.rollout.protocol import Completion
 from grpo_portable.run import read_lines
 from grpo_portable.trainer import micro_batches, questions_of, training_arguments
@@ -312,7 +313,12 @@ def test_a_sample_without_a_reward_is_left_out_of_its_group(tmp_path: Path) -> N
         return [0.25] * len(completions)
 
     made = training.make(
-        tmp_path, engine=Scripted(completions(*["1"] * 12)), rewards=[scores, steady], steps=1, scale_rewards="none"
+        tmp_path,
+        engine=Scripted(completions(*["1"] * 12)),
+        rewards=[scores, steady],
+        steps=1,
+        scale_rewards="none",
+        faults=FaultCounter(limit=0.5),
     )
     made.training_step = remember(made)
     made.train()
@@ -321,6 +327,25 @@ def test_a_sample_without_a_reward_is_left_out_of_its_group(tmp_path: Path) -> N
     line = metrics(made)[0]
     assert line["reward"] == pytest.approx((3 + 7 * 0.25) / 7)
     assert line["rewards"] == pytest.approx({"scores": 3 / 7, "steady": 0.25})
+    events = [e for e in read_lines(made.run.events_file) if e["kind"] == "reward"]
+    assert "`scores` returned None (5 x)" in events[0]["message"]
+
+
+def test_a_reward_that_fails_too_often_ends_the_run(tmp_path: Path) -> None:
+    def broken(completions: list[str], **_: Any) -> list[float]:
+        raise KeyError("answer")
+
+    made = training.make(tmp_path, rewards=[broken])
+    with pytest.raises(RewardError, match="12 of 12 completions"):
+        made.train()
+
+
+def test_equal_rewards_that_float32_cannot_average_are_no_spread(tmp_path: Path) -> None:
+    rewards = [lambda completions, **_: [1.1] * len(completions), lambda completions, **_: [0.1] * len(completions)]
+    made = training.make(tmp_path, rewards=rewards, steps=1)
+    made.train()
+    assert metrics(made)[0]["zero_spread"] == 1.0
+    assert metrics(made)[0]["grad_norm"] == 0.0
 
 
 def test_scaled_advantages_are_the_papers(tmp_path: Path) -> None:

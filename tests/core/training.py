@@ -46,6 +46,7 @@ def make(
     engine: Any = None,
     stop: StopSignal | None = None,
     adapter: bool = True,
+    faults: Any = None,
     **changes: Any,
 ) -> Any:
     """A trainer in `folder`, ready to train; `changes` are fields of the recipe."""
@@ -70,6 +71,7 @@ def make(
         engine=engine or portable.make(model, builder.tokenizer, rows=int(recipe.rollout_rows)),
         run=run_folder,
         stop=stop or StopSignal(),
+        faults=faults,
     )
 
 
