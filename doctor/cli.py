@@ -138,6 +138,12 @@ def _run(args: argparse.Namespace) -> int:
             raise UsageProblem(f"{option}: {path!r} is no path{_near(path, PATHS)}; the paths are {', '.join(PATHS)}")
     if args.pip_args and not args.install_plan:
         raise UsageProblem("--pip-args goes with --install-plan")
+    if args.prove and args.facts:
+        raise UsageProblem("--prove tries this machine, --facts judges another: give one of them")
+    if args.save_facts and args.save_facts != "-" and not os.path.isdir(os.path.dirname(args.save_facts) or "."):
+        raise UsageProblem(
+            f"--save-facts {args.save_facts}: cannot be written: no such folder"
+        )  # before minutes of proof
     if args.explain or args.list_walls:
         return _explain(args)
     if args.what_if:
@@ -207,8 +213,6 @@ def _judged(facts: Facts, args: argparse.Namespace) -> Diagnosis:
 
 
 def _proved(diagnosis: Diagnosis, args: argparse.Namespace) -> Diagnosis:
-    if args.facts:
-        raise UsageProblem("--prove tries this machine, --facts judges another: give one of them")
     from doctor.prove import prove
 
     path = None if args.prove == "chosen" else args.prove

@@ -10,6 +10,7 @@ What `Facts` has no field for is kept in `extra`:
     nvml_order         the NVML index of each card, where CUDA counts them another way
     fp8_forms          one scaled matmul per tensor, per row and per block: "ok" or what it said
     compilers          gcc (Triton compiles its launchers with it) and ninja (flashinfer and torch extensions)
+    toolkits           CUDA toolkits under /usr/local that hold an nvcc
     pci                vendors of display controllers on the bus, driver or not
 """
 
@@ -28,7 +29,7 @@ from doctor.child import Outcome
 from doctor.facts import ABSENT, PROBES, Driver, Facts, Gpu, Host, Probe, Toolkit
 from doctor.ledger import Ledger
 from doctor.probes_host import available_gib, environment, host, run_tool
-from doctor.probes_nvidia import cards, driver_and_devices, memory_holders, toolkit
+from doctor.probes_nvidia import cards, driver_and_devices, installed_toolkits, memory_holders, toolkit
 from doctor.probes_other import amd_cards, apple_card, intel_cards, pci_vendors, windows_cards
 from doctor.probes_packages import packages
 
@@ -47,6 +48,8 @@ def probe(*, children: bool = True, timeout_s: float = 12, say: Callable[[str], 
     here = ledger.total("host", lambda: host(ledger))
     versions, metadata = ledger.total("packages", lambda: packages(ledger)) or ({}, {})
     pci = ledger.total("pci", pci_vendors) or []
+    if "nvidia" in pci and driver.version is None:
+        _explain_missing_driver(here, ledger)
     outcomes: dict[str, Outcome] = {}
     if children:
         outcomes = _run_children(versions, bool(devices) or bool(set(pci) - {"intel"}), timeout_s, say)
@@ -58,6 +61,7 @@ def probe(*, children: bool = True, timeout_s: float = 12, say: Callable[[str], 
         "memory_holders": ledger.total("memory_holders", lambda: memory_holders(devices or [], order)) or [],
         "nvml_order": order if order != sorted(order, key=str) else None,
         "compilers": ledger.total("compilers", _compilers),
+        "toolkits": ledger.total("toolkits", installed_toolkits),
         "pci": pci,
         **_from_torch(told),
     }
@@ -77,6 +81,17 @@ def probe(*, children: bool = True, timeout_s: float = 12, say: Callable[[str], 
             | {"sources": ledger.sources, "unknown": ledger.unknowns}
         ),
     )
+
+
+def _explain_missing_driver(here: Host | None, ledger: Ledger) -> None:
+    """Says the likeliest reason why a card on the bus has no driver that answers."""
+    said = ledger.unknowns.get("driver", "no driver answered")
+    if here is not None and here.container:
+        ledger.unknown(
+            "driver", f"{said}; this container may have been started without its GPU (docker run --gpus all)"
+        )
+    else:
+        ledger.unknown("driver", f"{said}; an NVIDIA card is on the bus, so its driver is not installed or not loaded")
 
 
 def _installed(versions: Mapping[str, str | None], name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -66,10 +67,18 @@ def _os_name() -> str | None:
         return f"macOS {platform.mac_ver()[0]}".strip()
     if sys.platform == "win32":
         return f"Windows {platform.release()} ({platform.version()})"
-    for line in _read("/etc/os-release").splitlines():
-        if line.startswith("PRETTY_NAME="):
-            return line.partition("=")[2].strip().strip("\"'")
-    return platform.system() or None
+    return linux_name(_read("/etc/os-release"), _read("/etc/nv_tegra_release"), os.environ) or platform.system() or None
+
+
+def linux_name(os_release: str, tegra: str, env: Mapping[str, str]) -> str | None:
+    """The distribution's own name, with what changes the advice: Colab, Kaggle, NVIDIA's L4T on a Jetson."""
+    found = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?\s*$", os_release, re.MULTILINE)
+    name = found.group(1) if found else None
+    l4t = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", tegra)
+    if l4t:
+        return f"L4T R{l4t[1]}.{l4t[2]}" + (f" ({name})" if name else "")
+    service = "Google Colab" if "COLAB_RELEASE_TAG" in env else "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in env else None
+    return f"{service} ({name})" if service and name else service or name
 
 
 def _glibc(ledger: Ledger) -> str | None:

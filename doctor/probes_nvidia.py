@@ -149,6 +149,11 @@ def toolkit(env: Mapping[str, str], ledger: Ledger, default: str = "/usr/local/c
     return Toolkit("absent")
 
 
+def installed_toolkits(root: Path = Path("/usr/local")) -> list[str]:
+    """Folders of the CUDA toolkits that hold an nvcc, oldest first; what CUDA_HOME could point to."""
+    return sorted(str(p.parents[1]) for p in root.glob("cuda-*/bin/nvcc"))
+
+
 def _nvcc_of(root: Path, where: str, ledger: Ledger) -> Toolkit:
     nvcc = shutil.which("nvcc", path=str(root / "bin"))
     if nvcc is None:

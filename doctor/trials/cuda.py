@@ -39,7 +39,7 @@ def cuda() -> None:
     _try_each_kind(torch, devices)
     best = max(range(count), key=lambda i: devices[i].get("capability") or [0, 0])
     if torch.version.hip is None:
-        _try_fp8(torch, best)
+        _try_fp8(torch, f"cuda:{best}")
 
 
 def _describe_device(torch: Any, index: int) -> dict[str, Any]:
@@ -96,33 +96,31 @@ def _check(torch: Any, got: Any, want: Any, tolerance: float) -> None:
         raise RuntimeError(f"the product is wrong: off by {off:.2g} of its largest entry")
 
 
-def _try_fp8(torch: Any, index: int) -> None:
+def _try_fp8(torch: Any, place: str) -> None:
     forms: dict[str, str | None] = {}
     stage("fp8 matmul")
-    forms["per_tensor"] = attempt(_fp8(torch, index, "per_tensor"))
+    forms["per_tensor"] = attempt(_fp8(torch, place, "per_tensor"))
     tell("fp8_matmul", {"ok": forms["per_tensor"] is None, "error": forms["per_tensor"]})
     if forms["per_tensor"] is None:  # after a failure the context may be poisoned: nothing more to learn
         for form in ("per_row", "block"):
             stage(f"fp8 matmul {form}")
-            forms[form] = attempt(_fp8(torch, index, form))
+            forms[form] = attempt(_fp8(torch, place, form))
     tell("fp8_forms", forms)
 
 
-def _fp8(torch: Any, index: int, form: str) -> Callable[[], None]:
+def _fp8(torch: Any, place: str, form: str) -> Callable[[], None]:
     def run() -> None:
-        side = 2 * _BLOCK if form == "block" else _SIDE
+        side = 4 * _BLOCK if form == "block" else _SIDE
         generator = torch.Generator().manual_seed(0)
         a = torch.randn(side, side, generator=generator)  # (N, K)
         b = torch.randn(side, side, generator=generator)  # (M, K)
         a8, scale_a = _to_fp8(torch, a, form, row_blocks=1)
         b8, scale_b = _to_fp8(torch, b, form, row_blocks=_BLOCK)
-        place = f"cuda:{index}"
         a8, b8, scale_a, scale_b = (t.to(place) for t in (a8, b8, scale_a, scale_b))
-        if form == "block":  # the kernel wants the scales of a with rows next to each other
+        if form == "block":  # the kernel wants the scales of a with the rows next to each other
             scale_a = scale_a.t().contiguous().t()
-        elif form == "per_row":
+        if form != "per_tensor":
             scale_b = scale_b.t()
-        scale_b = scale_b.t() if form == "block" else scale_b
         got = torch._scaled_mm(a8, b8.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16)
         _check(torch, got.float().cpu(), a @ b.t(), 0.1)
 

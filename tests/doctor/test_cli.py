@@ -95,7 +95,7 @@ def test_strict_counts_warnings_only(walls: tuple[Wall, ...], strict: bool, code
         (["--facts", "FOLDER"], "directory"),
         (["--facts", "BAD"], "not JSON"),
         (["--facts", "LIST"], "one JSON object"),
-        (["--facts", "SCHEMA"], "schema 99"),
+        (["--facts", "SCHEMA"], "99"),
         (["--facts", "TYPES"], "`gpus` must be a list"),
         (["--facts", "BINARY"], "not JSON"),
         (["--facts", "DEEP"], "not JSON"),
@@ -200,9 +200,16 @@ def test_text_fits_and_has_no_colour_in_a_pipe(saved: Path) -> None:
     assert long == []
 
 
-@pytest.mark.parametrize(("env", "tty", "colour"), [
-    ({}, True, True), ({"NO_COLOR": "1"}, True, False), ({"NO_COLOR": ""}, True, True), ({"TERM": "dumb"}, True, False), ({}, False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("env", "tty", "colour"),
+    [
+        ({}, True, True),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"TERM": "dumb"}, True, False),
+        ({}, False, False),
+    ],
+)
 def test_colour_only_where_wanted(
     monkeypatch: pytest.MonkeyPatch, env: dict[str, str], tty: bool, colour: bool
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import stat
@@ -14,7 +15,7 @@ import pytest
 
 from doctor import probes, probes_host, probes_nvidia, probes_other, probes_packages
 from doctor.child import Outcome
-from doctor.facts import Driver, Facts, Gpu, Probe, facts_from_json, facts_to_json
+from doctor.facts import Driver, Facts, Gpu, Host, Probe, facts_from_json, facts_to_json
 from doctor.ledger import Ledger
 
 GIB = 2**30
@@ -428,6 +429,35 @@ def test_no_toolkit_and_an_unreadable_one(tmp_path: Path) -> None:
     assert "said nothing readable" in ledger.unknowns["toolkit.nvcc"]
 
 
+def test_toolkits_beside_each_other(tmp_path: Path) -> None:
+    fake_nvcc(tmp_path / "cuda-12.8", "12.8"), fake_nvcc(tmp_path / "cuda-13.0", "13.0")
+    (tmp_path / "cuda-12.4").mkdir()
+    assert probes_nvidia.installed_toolkits(tmp_path) == [str(tmp_path / "cuda-12.8"), str(tmp_path / "cuda-13.0")]
+
+
+@pytest.mark.parametrize(
+    ("container", "words"), [(True, "docker run --gpus all"), (False, "not installed or not loaded")]
+)
+def test_a_card_on_the_bus_without_a_driver(container: bool, words: str) -> None:
+    ledger = Ledger()
+    ledger.unknown("driver", "the NVML library is missing")
+    probes._explain_missing_driver(Host("linux", container=container), ledger)
+    assert ledger.unknowns["driver"].startswith("the NVML library is missing; ") and words in ledger.unknowns["driver"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+@pytest.mark.parametrize("form", ["per_tensor", "per_row"])
+def test_the_fp8_trial_itself_is_right(form: str) -> None:
+    """On the CPU, which has the same scaled matmul: if it failed there, a failure on a card would prove nothing."""
+    import torch
+
+    from doctor.trials import attempt, cuda
+
+    assert attempt(cuda._fp8(torch, "cpu", form)) is None
+    q, scale = cuda._to_fp8(torch, torch.randn(256, 256), "block", 128)
+    assert scale.shape == (2, 2) and q.dtype == torch.float8_e4m3fn
+
+
 # ---- other makers --------------------------------------------------------------------------------------------------
 
 
@@ -532,6 +562,21 @@ def test_a_card_without_driver_is_still_a_card() -> None:
 )
 def test_wsl(text: str, wsl2: bool) -> None:
     assert probes_host.is_wsl2(text) is wsl2
+
+
+@pytest.mark.parametrize(
+    ("os_release", "tegra", "env", "name"),
+    [
+        ('NAME=x\nPRETTY_NAME="Ubuntu 22.04.4 LTS"\n', "", {}, "Ubuntu 22.04.4 LTS"),
+        ("PRETTY_NAME=Alpine\n", "", {}, "Alpine"),
+        ('PRETTY_NAME="Ubuntu 22.04"', "# R36 (release), REVISION: 4.0, GCID: 1", {}, "L4T R36.4.0 (Ubuntu 22.04)"),
+        ('PRETTY_NAME="Ubuntu 22.04"', "", {"COLAB_RELEASE_TAG": "x"}, "Google Colab (Ubuntu 22.04)"),
+        ('PRETTY_NAME="Ubuntu 22.04"', "", {"KAGGLE_KERNEL_RUN_TYPE": "x"}, "Kaggle (Ubuntu 22.04)"),
+        ("", "", {}, None),
+    ],
+)
+def test_linux_name(os_release: str, tegra: str, env: dict[str, str], name: str | None) -> None:
+    assert probes_host.linux_name(os_release, tegra, env) == name
 
 
 @pytest.mark.parametrize(
