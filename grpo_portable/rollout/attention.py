@@ -115,7 +115,8 @@ def prefill(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: Shape, win
 
 def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, shape: Shape) -> torch.Tensor:
     scores = torch.matmul(q, k.transpose(-1, -2)) * shape.scaling
-    scores = torch.tanh(scores / shape.attn_softcap) * shape.attn_softcap
+    if shape.attn_softcap:
+        scores = torch.tanh(scores / shape.attn_softcap) * shape.attn_softcap
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     return torch.matmul(torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype), v)

@@ -8,7 +8,8 @@ Legend: N rows run, R rows held, L positions a row can hold, V vocabulary, C ste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -32,20 +33,19 @@ class Decoder:
         self.shape, self.rows, self.capacity, self.device, self.run = family.shape, rows, capacity, device, run
         self.cache = Cache(family.shape, rows, capacity, device, dtype)
         self.tables = family.rotary_tables(capacity, device, dtype)
-        new = {"device": device}
-        self.tokens = torch.zeros(rows, dtype=torch.long, **new)
-        self.lengths = torch.zeros(rows, dtype=torch.long, **new)
-        self.limits = torch.zeros(rows, dtype=torch.long, **new)
-        self.alive = torch.zeros(rows, dtype=torch.bool, **new)
-        self.noise = torch.zeros(rows, capacity, dtype=torch.float64, **new)
+        self.tokens = torch.zeros(rows, dtype=torch.long, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
+        self.limits = torch.zeros(rows, dtype=torch.long, device=device)
+        self.alive = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.noise = torch.zeros(rows, capacity, dtype=torch.float64, device=device)
         self.seen: torch.Tensor | None = None
-        self.stops = torch.full((1,), -1, dtype=torch.long, **new)
-        self.drawn = torch.zeros(STEPS, rows, dtype=torch.long, **new)
-        self.logprobs = torch.zeros(STEPS, rows, dtype=torch.float32, **new)
-        self.tick = torch.zeros(1, dtype=torch.long, **new)
+        self.stops = torch.full((1,), -1, dtype=torch.long, device=device)
+        self.drawn = torch.zeros(STEPS, rows, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(STEPS, rows, dtype=torch.float32, device=device)
+        self.tick = torch.zeros(1, dtype=torch.long, device=device)
         self.graphs = Graphs(device)
 
-    def begin(self, stops: Sequence[int], drawing: Drawing) -> None:
+    def begin(self, stops: Collection[int], drawing: Drawing) -> None:
         """Prepare a rollout: its stop ids, and the marks of seen tokens where a repetition penalty reads them."""
         self.alive.zero_()
         wanted = torch.tensor(sorted(stops) or [-1], device=self.device)
@@ -107,9 +107,8 @@ class Decoder:
         self.tick.zero_()
         for done in range(steps):
             span = self._span(longest + done + 1)
-            self.graphs.run(
-                (rows, span, drawing), lambda span=span: self._step(weights, rows, span, drawing), self._still
-            )
+            step = partial(self._step, weights, rows, span, drawing)
+            self.graphs.run((rows, span, drawing), step, self._still)
         return self.drawn[:steps, :rows].cpu().numpy(), self.logprobs[:steps, :rows].cpu().numpy()
 
     def move(self, moves: Sequence[tuple[int, int]], longest: int) -> None:

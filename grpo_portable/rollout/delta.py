@@ -10,21 +10,21 @@ one update is never added on top of the last one's.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch import nn
 
 from grpo_portable.errors import EngineUnsupported
 from grpo_portable.rollout.family import active
 
 
-def base_of(module: nn.Module) -> nn.Module:
+def base_of(module: Any) -> Any:
     """The layer that holds the frozen weight, inside an adapter or not."""
     module = active(module)
     return module.base_layer if hasattr(module, "base_layer") else module
 
 
-def adapters_of(module: nn.Module) -> list[str]:
+def adapters_of(module: Any) -> list[str]:
     """Names of the adapters the module applies in its forward and has not merged already."""
     module = active(module)
     if not hasattr(module, "lora_A") or getattr(module, "disable_adapters", False):
@@ -33,19 +33,19 @@ def adapters_of(module: nn.Module) -> list[str]:
     return [name for name in module.active_adapters if name in module.lora_A and name not in merged]
 
 
-def is_quantised(module: nn.Module) -> bool:
+def is_quantised(module: Any) -> bool:
     """Whether the base weight is stored in fewer bits than products are computed in."""
     weight = base_of(module).weight
     return not weight.dtype.is_floating_point or weight.dtype.itemsize == 1 or _is_subclass(weight)
 
 
-def is_fixed(module: nn.Module) -> bool:
+def is_fixed(module: Any) -> bool:
     """Whether the effective weight cannot change while the policy trains."""
     has_adapter = hasattr(active(module), "lora_A")
     return not has_adapter and not any(p.requires_grad for p in base_of(module).parameters())
 
 
-def check(module: nn.Module) -> None:
+def check(module: Any) -> None:
     """EngineUnsupported if this layer computes something that a plain weight cannot hold."""
     layer, base = active(module), base_of(module)
     if not hasattr(base, "weight") or getattr(base.weight, "ndim", 0) != 2:
@@ -71,7 +71,7 @@ def check(module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def effective_weight(module: nn.Module) -> torch.Tensor:
+def effective_weight(module: Any) -> torch.Tensor:
     """The weight, [outputs, inputs] in float32, a new tensor."""
     layer, weight = active(module), dequantised(base_of(module))
     for name in adapters_of(module):
@@ -85,7 +85,7 @@ def effective_weight(module: nn.Module) -> torch.Tensor:
 
 
 @torch.no_grad()
-def effective_bias(module: nn.Module) -> torch.Tensor | None:
+def effective_bias(module: Any) -> torch.Tensor | None:
     """The bias, [outputs] in float32, or None."""
     layer, bias = active(module), getattr(base_of(module), "bias", None)
     total = None if bias is None else bias.detach().float().clone()
@@ -98,7 +98,7 @@ def effective_bias(module: nn.Module) -> torch.Tensor | None:
 
 
 @torch.no_grad()
-def dequantised(base: nn.Module) -> torch.Tensor:
+def dequantised(base: Any) -> torch.Tensor:
     """The base weight as a new float32 tensor."""
     weight = base.weight
     if not weight.dtype.is_floating_point:
@@ -121,7 +121,7 @@ def _times_blocks(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return weight.mul_(scales)
 
 
-def _scale_is_known(base: nn.Module) -> bool:
+def _scale_is_known(base: Any) -> bool:
     weight = base.weight
     if not weight.dtype.is_floating_point:
         return getattr(weight, "quant_state", None) is not None
@@ -133,7 +133,7 @@ def _is_subclass(weight: torch.Tensor) -> bool:
     return type(weight.data) is not torch.Tensor and not hasattr(weight, "quant_state")
 
 
-def compute_dtype(modules: Iterable[nn.Module]) -> torch.dtype:
+def compute_dtype(modules: Iterable[Any]) -> torch.dtype:
     """The type the policy's products run in: that of its plain weights, or what its quantised weights are de-quantised to."""
     for module in modules:
         base = base_of(module)

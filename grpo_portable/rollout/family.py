@@ -50,26 +50,26 @@ class Shape:
 class Block:
     """The modules of one decoder layer. Several modules in `qkv` or `gate_up` stand for one product, in that order."""
 
-    norm_in: nn.Module
-    norm_attn_out: nn.Module | None  # Gemma 2 and 3: on the attention's output, before the residual sum
-    norm_mlp: nn.Module
-    norm_mlp_out: nn.Module | None
-    norm_q: nn.Module | None  # over each head
-    norm_k: nn.Module | None
-    qkv: tuple[nn.Module, ...]
-    out: nn.Module
-    gate_up: tuple[nn.Module, ...]
-    down: nn.Module
+    norm_in: Any
+    norm_attn_out: Any | None  # Gemma 2 and 3: on the attention's output, before the residual sum
+    norm_mlp: Any
+    norm_mlp_out: Any | None
+    norm_q: Any | None  # over each head
+    norm_k: Any | None
+    qkv: tuple[Any, ...]
+    out: Any
+    gate_up: tuple[Any, ...]
+    down: Any
 
 
 @dataclass(frozen=True)
 class Family:
     shape: Shape
-    embed: nn.Module
+    embed: Any
     blocks: tuple[Block, ...]
-    norm: nn.Module
-    head: nn.Module
-    rotary: nn.Module
+    norm: Any
+    head: Any
+    rotary: Any
 
     def rotary_tables(
         self, length: int, device: torch.device, dtype: torch.dtype
@@ -90,7 +90,7 @@ class Family:
 
 def unwrap(policy: Any) -> nn.Module:
     """The transformers model inside a PEFT, DDP or compiled wrapper."""
-    model = policy
+    model: Any = policy
     for _ in range(8):
         if hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
             model = model.get_base_model()
@@ -103,7 +103,7 @@ def unwrap(policy: Any) -> nn.Module:
     return model
 
 
-def active(module: nn.Module) -> nn.Module:
+def active(module: Any) -> Any:
     """The module that computes: for PEFT's `modules_to_save` wrapper the trained copy in use, else the module itself."""
     saved = getattr(module, "modules_to_save", None)
     if saved is None or not hasattr(module, "original_module"):
@@ -114,7 +114,7 @@ def active(module: nn.Module) -> nn.Module:
 
 def read(policy: Any) -> Family:
     """The model's Family; EngineUnsupported when this forward would not compute what the module computes."""
-    model = unwrap(policy)
+    model: Any = unwrap(policy)
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", None)
     if config is None or kind not in FAMILIES:
@@ -193,7 +193,7 @@ def _activation(config: Any) -> str:
     return known[name]
 
 
-def _block(layer: nn.Module, kind: str) -> Block:
+def _block(layer: Any, kind: str) -> Block:
     attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
     if mlp is None or not hasattr(mlp, "down_proj"):
         raise EngineUnsupported("this model's layers hold no plain gated MLP")

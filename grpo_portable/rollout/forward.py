@@ -39,7 +39,7 @@ def step(
     span: int,
     run: Programs,
 ) -> torch.Tensor:
-    """Logits [N, V] after `tokens` [N], each put at position `lengths[r]` of its row, where the cache takes its keys and values."""
+    """Logits [N, V] after `tokens` [N], each at position `lengths[r]` of its row, where the cache takes its keys and values."""
     rows = tokens.shape[0]
     where = attention.reach(cache.kind, shape, lengths + 1, cache.capacity, span)
     slots = torch.arange(rows, device=tokens.device) * cache.capacity + lengths
@@ -135,10 +135,14 @@ def gated(both: torch.Tensor, activation: str) -> torch.Tensor:
 
 def product(x: torch.Tensor, parts: tuple[Dense, ...]) -> torch.Tensor:
     """x [N, inputs] times the weights of `parts`, their outputs side by side."""
-    outs = [
-        F.linear(x, p.weight, p.bias) if p.scale is None else product_fp8(x, p.weight, p.bias, p.scale) for p in parts
-    ]
+    outs = [_product(x, part) for part in parts]
     return outs[0] if len(outs) == 1 else torch.cat(outs, -1)
+
+
+def _product(x: torch.Tensor, part: Dense) -> torch.Tensor:
+    if part.scale is None or part.unit is None:
+        return F.linear(x, part.weight, part.bias)
+    return product_fp8(x, part.weight, part.bias, part.scale, part.unit)
 
 
 def embedded(weights: Weights, shape: Shape, tokens: torch.Tensor) -> torch.Tensor:

@@ -26,22 +26,23 @@ def why_not(device: torch.device, inputs: int, outputs: int) -> str | None:
         x = torch.randn(ROWS, inputs, device=device, dtype=torch.bfloat16)
         w = torch.randn(outputs, inputs, device=device)
         scale = w.abs().amax(1) / FP8_MAX
-        y = product_fp8(x, (w / scale[:, None]).to(torch.float8_e4m3fn), None, scale)
+        y = product_fp8(x, (w / scale[:, None]).to(torch.float8_e4m3fn), None, scale, torch.ones((), device=device))
         error = (y.float() - x.float() @ w.T).norm() / (x.float() @ w.T).norm()
         return None if error < 0.08 else f"an FP8 product here is off by {float(error):.0%}"
     except RuntimeError as refusal:  # the reason a library or driver gives is the answer asked for
         return str(refusal).splitlines()[0]
 
 
-def product_fp8(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor) -> torch.Tensor:
-    """x [N, inputs] times FP8 weight [outputs, inputs] with a `scale` [outputs] each; the type of x, float32 scales."""
+def product_fp8(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor, unit: torch.Tensor
+) -> torch.Tensor:
+    """x [N, inputs] times FP8 weight [outputs, inputs] with a float32 `scale` [outputs]; the type of x. `unit` holds 1."""
     rows = x.shape[0]
     wide = x.float()
     row_scale = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / FP8_MAX
     narrow = (wide / row_scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
     if rows % ROWS:
         narrow = torch.nn.functional.pad(narrow.view(torch.uint8), (0, 0, 0, -rows % ROWS)).view(torch.float8_e4m3fn)
-    unit = torch.ones((), device=x.device)
     y = torch._scaled_mm(narrow, weight.t(), scale_a=unit, scale_b=unit, out_dtype=x.dtype, use_fast_accum=True)[:rows]
     y = (y.float() * row_scale * scale).to(x.dtype)
     return y if bias is None else y + bias

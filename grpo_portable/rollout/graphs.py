@@ -7,6 +7,7 @@ are filled in place. The first size asked for is the largest, so later captures 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 
@@ -15,10 +16,10 @@ class Graphs:
     def __init__(self, device: torch.device, enabled: bool = True) -> None:
         self.device, self.enabled = device, enabled and device.type == "cuda"
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        self._pool = None
+        self._pool: Any = None
 
     def run(self, key: Hashable, step: Callable[[], None], still: Callable[[], Callable[[], None]]) -> None:
-        """Do `step` once. A new `key` is captured first: between `still()` and the call of what it returns no step leaves a trace."""
+        """Do `step` once. A new `key` is captured first; from `still()` to the call of its result no step leaves a trace."""
         if not self.enabled:
             step()
             return

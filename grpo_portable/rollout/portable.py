@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from grpo_portable.errors import DataError, EngineError, EngineUnsupported
-from grpo_portable.rollout import delta, forward, fp8, kv
+from grpo_portable.rollout import compiled, delta, fp8, kv
 from grpo_portable.rollout.decoder import STEPS, Decoder, capacity_for
 from grpo_portable.rollout.family import read
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling, TokenIds
@@ -56,15 +55,18 @@ class PortableRollout:
         copy: str = "auto",
         dtype: torch.dtype | None = None,
         max_context: int | None = None,
+        compile: bool | None = None,
     ) -> None:
         if rows < 1 or copy not in COPIES:
             raise EngineError(
                 f"an engine with rows={rows} and copy={copy!r} makes no sense", help=f"rows from 1, copy of {COPIES}"
             )
-        self.tokenizer, self.rows, self.copy, self.dtype = tokenizer, rows, copy, dtype
+        self.tokenizer, self.rows, self.copy, self.dtype, self.compile = tokenizer, rows, copy, dtype, compile
         self._bind(policy)
         self.context = min(self.family.shape.context, max_context or self.family.shape.context)
-        self.buckets = row_buckets(rows) if self.keeper.device.type == "cuda" else tuple(range(1, rows + 1))
+        if self.keeper.kind == "fp8":
+            self.rows = -(-rows // fp8.ROWS) * fp8.ROWS
+        self.buckets = self._buckets()
         self._decoder: Decoder | None = None
 
     def sync(self, policy: Any) -> None:
@@ -126,6 +128,13 @@ class PortableRollout:
         if moves := schedule.compact(self.buckets):
             decoder.move(moves, longest + steps)
 
+    def _buckets(self) -> tuple[int, ...]:
+        """Row counts a step may run with: any on the CPU, few where each is a captured graph, multiples of 16 for FP8."""
+        if self.keeper.device.type != "cuda":
+            return tuple(range(1, self.rows + 1))
+        step = fp8.ROWS if self.keeper.kind == "fp8" else 1
+        return tuple(b for b in row_buckets(self.rows) if b % step == 0)
+
     @property
     def _look_every(self) -> int:
         return STEPS // 2 if self.keeper.device.type == "cuda" else 4
@@ -136,9 +145,7 @@ class PortableRollout:
         dtype = self.dtype or delta.compute_dtype(modules)
         kind = self._kind(dtype, modules)
         self.keeper = Keeper(self.family, kind, dtype if kind != "live" else delta.compute_dtype(modules))
-        self.programs = forward.Programs(
-            partial(forward.before, self.family.shape), partial(forward.after, self.family.shape)
-        )
+        self.choice = compiled.choose(self.family.shape, self.keeper.device, self.compile)
         self._bound = self._addresses()
 
     def _kind(self, dtype: torch.dtype, modules: list) -> str:
@@ -173,7 +180,7 @@ class PortableRollout:
         if self._decoder is None or self._decoder.capacity < capacity:
             self._decoder = None  # free the old cache before the new one is made
             self._decoder = Decoder(
-                self.family, self.rows, capacity, self.keeper.device, self.keeper.dtype, self.programs
+                self.family, self.rows, capacity, self.keeper.device, self.keeper.dtype, self.choice.programs
             )
         return self._decoder
 
@@ -220,7 +227,9 @@ class _Run:
                 self.stopped[request] = True
             self.tokens[request, count : count + take] = tokens[:take, row]
             self.logprobs[request, count : count + take] = logprobs[:take, row]
-            end = None if self.strings is None else self.strings.end(self.tokens[request, : count + take], count)
+            end = (
+                None if self.strings is None else self.strings.end(self.tokens[request, : count + take].tolist(), count)
+            )
             if end is not None:
                 self.stopped[request] = True
                 cut.append(row)

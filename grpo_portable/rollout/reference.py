@@ -54,15 +54,13 @@ class ReferenceRollout:
         ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
         recorder, drawn = _Recorder(_processors(sampling)), count if sampling.temperature > 0 else 1
-        more: dict[str, Any] = (
-            {"stop_strings": list(sampling.stop_strings), "tokenizer": self.tokenizer} if sampling.stop_strings else {}
-        )
+        strings = StopStrings(sampling.stop_strings, self.tokenizer) if sampling.stop_strings else None
         out = model.generate(
             input_ids=ids,
             attention_mask=mask,
             generation_config=_config(model, sampling, drawn, pad),
             logits_processor=[recorder],
-            **more,
+            stopping_criteria=[] if strings is None else [_AtStrings(strings, width)],
         )
         recorder.note(out)
         tokens, logprobs = out[:, width:].tolist(), torch.stack(recorder.logprobs, 1).tolist()
@@ -90,7 +88,8 @@ class _Recorder:
     """
 
     def __init__(self, processors: Sequence[Any]) -> None:
-        self.processors, self.logprobs = processors, []
+        self.processors = processors
+        self.logprobs: list[torch.Tensor] = []
         self._last: torch.Tensor | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -105,6 +104,18 @@ class _Recorder:
         if self._last is not None:
             self.logprobs.append(self._last.gather(-1, input_ids[:, -1:])[:, 0])
         self._last = None
+
+
+class _AtStrings:
+    """A stopping criterion: rows whose completion holds a stop string (transformers' own looks into the prompt as well)."""
+
+    def __init__(self, strings: StopStrings, width: int) -> None:
+        self.strings, self.width = strings, width
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        made = input_ids[:, self.width :].tolist()
+        ended = [self.strings.end(row, len(row) - 1) is not None for row in made]
+        return torch.tensor(ended, device=input_ids.device)
 
 
 def _processors(sampling: Sampling) -> list[Any]:

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from grpo_portable.errors import EngineUnsupported
 from grpo_portable.rollout import delta
@@ -24,11 +23,12 @@ from grpo_portable.rollout.family import Block, Family, active
 
 
 class Dense(NamedTuple):
-    """One product: weight [outputs, inputs], bias [outputs], and for an FP8 weight the float32 scale of each output."""
+    """One product: weight [outputs, inputs], bias [outputs]; for an FP8 weight the float32 scale of each output, and a 1."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
-    scale: torch.Tensor | None
+    scale: torch.Tensor | None = None
+    unit: torch.Tensor | None = None
 
 
 class Layer(NamedTuple):
@@ -111,7 +111,7 @@ class Keeper:
                         base.copy_(self._snapshots[id(base)])
 
     @torch.no_grad()
-    def _add(self, module: nn.Module) -> None:
+    def _add(self, module: Any) -> None:
         base = delta.base_of(module).weight
         effective = delta.effective_weight(module)
         if base.requires_grad or id(base) not in self._snapshots:
@@ -123,8 +123,16 @@ class Keeper:
         self._borrowed: list[tuple[torch.Tensor, Callable]] = []
         layers = tuple(
             Layer(
-                *(self._norm(getattr(block, name)) for name in Layer._fields[:6]),
-                *(self._products(block, name) for name in PRODUCTS),
+                norm_in=self._factors(block.norm_in),
+                norm_attn_out=self._norm(block.norm_attn_out),
+                norm_mlp=self._factors(block.norm_mlp),
+                norm_mlp_out=self._norm(block.norm_mlp_out),
+                norm_q=self._norm(block.norm_q),
+                norm_k=self._norm(block.norm_k),
+                qkv=self._products(block, "qkv"),
+                out=self._products(block, "out"),
+                gate_up=self._products(block, "gate_up"),
+                down=self._products(block, "down"),
             )
             for block in family.blocks
         )
@@ -134,8 +142,8 @@ class Keeper:
         return Weights(
             embed=self._borrow(lambda: active(family.embed).weight),
             layers=layers,
-            norm=self._norm(family.norm),
-            head=Dense(self._borrow(lambda: active(family.head).weight), self._borrow_optional(head), None),
+            norm=self._factors(family.norm),
+            head=Dense(self._borrow(lambda: active(family.head).weight), self._borrow_optional(head)),
         )
 
     def _borrow(self, source: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -147,13 +155,14 @@ class Keeper:
         self._borrowed.append((own, lambda: source().detach()))
         return own
 
-    def _borrow_optional(self, head: nn.Module) -> torch.Tensor | None:
+    def _borrow_optional(self, head: Any) -> torch.Tensor | None:
         return None if getattr(head, "bias", None) is None else self._borrow(lambda: head.bias)
 
-    def _norm(self, module: nn.Module | None) -> torch.Tensor | None:
-        """A norm's factors. Where they are stored as an offset from 1 the sum is float32: bfloat16 would round the offset away."""
-        if module is None:
-            return None
+    def _norm(self, module: Any | None) -> torch.Tensor | None:
+        return None if module is None else self._factors(module)
+
+    def _factors(self, module: Any) -> torch.Tensor:
+        """A norm's factors. Where they are stored as an offset from 1 the sum is float32: bfloat16 would round it away."""
         if not self.family.shape.norm_offset:
             return self._borrow(lambda: active(module).weight)
         own = active(module).weight.detach().float() + self.family.shape.norm_offset
@@ -163,21 +172,21 @@ class Keeper:
     def _products(self, block: Block, name: str) -> tuple[Dense, ...]:
         modules = _modules(block, name)
         if self.kind == "live":
-            return tuple(Dense(delta.base_of(m).weight.detach(), self._live_bias(m), None) for m in modules)
+            return tuple(Dense(delta.base_of(m).weight.detach(), self._live_bias(m)) for m in modules)
         outputs = sum(_outputs(m) for m in modules)
         inputs = _inputs(modules[0])
         has_bias = any(delta.effective_bias(m) is not None for m in modules)
         fp8 = self.kind == "fp8"
-        new = {"device": self.device}
         return (
             Dense(
-                torch.empty(outputs, inputs, dtype=torch.float8_e4m3fn if fp8 else self.dtype, **new),
-                torch.zeros(outputs, dtype=self.dtype, **new) if has_bias else None,
-                torch.empty(outputs, dtype=torch.float32, **new) if fp8 else None,
+                torch.empty(outputs, inputs, dtype=torch.float8_e4m3fn if fp8 else self.dtype, device=self.device),
+                torch.zeros(outputs, dtype=self.dtype, device=self.device) if has_bias else None,
+                torch.empty(outputs, dtype=torch.float32, device=self.device) if fp8 else None,
+                torch.ones((), device=self.device) if fp8 else None,
             ),
         )
 
-    def _live_bias(self, module: nn.Module) -> torch.Tensor | None:
+    def _live_bias(self, module: Any) -> torch.Tensor | None:
         bias = delta.effective_bias(module)
         if bias is None:
             return None
@@ -200,20 +209,20 @@ def copy_bytes(family: Family, kind: str, dtype: torch.dtype) -> int:
     return sum(_outputs(m) * _inputs(m) * width for block in blocks for name in PRODUCTS for m in _modules(block, name))
 
 
-def _modules(block: Block, name: str) -> tuple[nn.Module, ...]:
+def _modules(block: Block, name: str) -> tuple[Any, ...]:
     value = getattr(block, name)
     return value if isinstance(value, tuple) else (value,)
 
 
-def _outputs(module: nn.Module) -> int:
+def _outputs(module: Any) -> int:
     return delta.base_of(module).out_features
 
 
-def _inputs(module: nn.Module) -> int:
+def _inputs(module: Any) -> int:
     return delta.base_of(module).in_features
 
 
-def _fill(product: Dense, modules: tuple[nn.Module, ...]) -> None:
+def _fill(product: Dense, modules: tuple[Any, ...]) -> None:
     row = 0
     for module in modules:
         rows = slice(row, row + _outputs(module))

@@ -1,0 +1,325 @@
+"""Rollout throughput of several engines on one workload, side by side in one process, against the floor of memory traffic.
+
+`grpo-portable bench rollout --shape qwen3-4b --engines portable,reference,vllm --json`, or `python -m grpo_portable.bench`.
+Weights are random, prompts are random token ids and no completion ends early unless lengths are asked to spread, so every
+engine does the same work. One warm-up comes first; the reported rate is the median of the repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from grpo_portable.errors import GrpoPortableError, UsageError
+from grpo_portable.rollout.protocol import Sampling
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-4b": {
+        "model_type": "qwen3", "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 9728, "vocab_size": 151936,
+        "tie_word_embeddings": True, "max_position_embeddings": 40960,
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
+        "tie_word_embeddings": True, "max_position_embeddings": 40960,
+    },
+    "llama-3.2-1b": {
+        "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192, "vocab_size": 128256,
+        "tie_word_embeddings": True, "max_position_embeddings": 131072,
+    },
+    "smollm2-135m": {
+        "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49152,
+        "tie_word_embeddings": True, "max_position_embeddings": 8192,
+    },
+    "tiny": {
+        "model_type": "llama", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 344, "vocab_size": 300, "max_position_embeddings": 1024,
+    },
+}  # fmt: skip
+ENGINES = ("portable", "portable-fp8", "reference", "vllm")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`prompts` x `group` completions; lengths are `new_tokens`, or spread evenly from `shortest` to it."""
+
+    prompts: int = 8
+    group: int = 8
+    prompt_tokens: int = 128
+    new_tokens: int = 256
+    shortest: int | None = None
+    rows: int | None = None  # completions at once; None: all
+    lora_rank: int = 32
+    seed: int = 0
+
+    @property
+    def width(self) -> int:
+        return self.rows or self.prompts * self.group
+
+    def limits(self) -> list[int] | None:
+        """The length of each completion, or None when all have `new_tokens`."""
+        if self.shortest is None:
+            return None
+        draw = np.random.default_rng(self.seed)
+        return draw.integers(self.shortest, self.new_tokens + 1, self.prompts * self.group).tolist()
+
+
+def bench_rollout(
+    shape: str, engines: Sequence[str], workload: Workload = Workload(), *, device: str = "auto", repeats: int = 3
+) -> dict[str, Any]:
+    """Rates of `engines` on a random model of `shape`.
+
+    {shape, device, torch, dtype, workload, floor {bytes_per_step, bytes_per_s, tok_s}, engines: [{engine, tok_s, seconds,
+    first_token_s, ready_s, peak_gib, floor_share, notes} or {engine, error}]}. `ready_s` counts from the policy's weights being
+    in memory to the first completion token, compiling and graph capture included.
+    """
+    import torch
+
+    if shape not in SHAPES:
+        raise UsageError(f"there is no shape `{shape}`", help=f"one of: {', '.join(SHAPES)}")
+    if unknown := [name for name in engines if name not in ENGINES]:
+        raise UsageError(f"there is no engine `{unknown[0]}`", help=f"some of: {', '.join(ENGINES)}")
+    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
+    config = _config(shape)
+    draw = np.random.default_rng(workload.seed)
+    prompts = draw.integers(1, config.vocab_size, (workload.prompts, workload.prompt_tokens)).tolist()
+    floor = _floor(config, workload, where, dtype)
+    results = []
+    for engine in engines:
+        try:
+            result = _measure(engine, config, prompts, workload, where, dtype, repeats)
+        except (GrpoPortableError, ImportError) as error:
+            result = {"engine": engine, "error": str(error)}
+        if "tok_s" in result and floor["tok_s"]:
+            result["floor_share"] = round(result["tok_s"] / floor["tok_s"], 3)
+        results.append(result)
+    return {
+        "shape": shape,
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "dtype": str(dtype).removeprefix("torch."),
+        "workload": asdict(workload),
+        "floor": floor,
+        "engines": results,
+    }
+
+
+def _measure(
+    engine: str, config: Any, prompts: list, work: Workload, where: Any, dtype: Any, repeats: int
+) -> dict[str, Any]:
+    tokens = sum(work.limits() or [work.new_tokens] * (work.prompts * work.group))
+    if engine == "vllm":
+        if work.shortest is not None:
+            raise UsageError("vLLM is measured with equal lengths only")
+        from grpo_portable.rollout.vllm import bench_vllm
+
+        seen = bench_vllm(config, prompts, work.group, work.new_tokens, rows=work.width, repeats=repeats)
+        return _result(engine, tokens, seen, ["no adapter"])
+    policy, notes = _policy(config, work, where, dtype)
+    _settle(where, reset=True)
+    start = time.perf_counter()
+    rollout = _engine(engine, policy, work)
+    once = _timer(rollout, prompts, work, where)
+    once(1)
+    seen = {"ready_s": time.perf_counter() - start}
+    once(None)
+    seen["first_token_s"] = once(1)
+    seen["seconds"] = [once(None) for _ in range(repeats)]
+    notes += _notes(rollout)
+    peak = _peak_gib(where)
+    rollout.close()
+    del policy, rollout, once
+    _settle(where)
+    return {**_result(engine, tokens, seen, notes), "peak_gib": peak}
+
+
+def _result(engine: str, tokens: int, seen: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    seconds = statistics.median(seen["seconds"])
+    return {
+        "engine": engine,
+        "tok_s": round(tokens / seconds, 1),
+        "seconds": [round(s, 4) for s in seen["seconds"]],
+        "first_token_s": round(seen["first_token_s"], 4),
+        "ready_s": round(seen["ready_s"], 2),
+        "notes": notes,
+    }
+
+
+def _timer(rollout: Any, prompts: list, work: Workload, where: Any) -> Callable[[int | None], float]:
+    sampling = Sampling(max_tokens=work.new_tokens, temperature=1.0, seed=work.seed)
+    limits = work.limits()
+
+    def once(tokens: int | None) -> float:
+        wanted = sampling if tokens is None else replace(sampling, max_tokens=tokens)
+        more = {"limits": limits} if tokens is None and limits is not None and rollout.name == "portable" else {}
+        begin = time.perf_counter()
+        groups = rollout.generate(prompts, work.group, wanted, **more)
+        took = time.perf_counter() - begin
+        if sum(map(len, groups)) != work.prompts * work.group:
+            raise UsageError("an engine left completions out")
+        return took
+
+    return once
+
+
+def _engine(engine: str, policy: Any, work: Workload) -> Any:
+    from grpo_portable.rollout.portable import PortableRollout
+    from grpo_portable.rollout.reference import ReferenceRollout
+
+    if engine == "reference":
+        return ReferenceRollout(policy, None, rows=work.width)
+    return PortableRollout(policy, None, rows=work.width, copy="fp8" if engine == "portable-fp8" else "auto")
+
+
+def _notes(rollout: Any) -> list[str]:
+    if rollout.name != "portable":
+        return []
+    return [
+        f"weights {rollout.keeper.kind}",
+        "compiled" if rollout.choice.compiled else f"plain ({rollout.choice.reason})",
+    ]
+
+
+def _policy(config: Any, work: Workload, where: Any, dtype: Any) -> tuple[Any, list[str]]:
+    """A model with random weights and, where PEFT is installed, a random adapter on every linear layer."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(work.seed)
+    with torch.device(where):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.requires_grad_(False)
+    if not work.lora_rank:
+        return model, ["no adapter"]
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        return model, ["no adapter: PEFT is not installed"]
+    policy = get_peft_model(model, LoraConfig(r=work.lora_rank, lora_alpha=work.lora_rank, target_modules="all-linear"))
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.01)
+    return policy, [f"LoRA r={work.lora_rank}"]
+
+
+def _config(shape: str) -> Any:
+    from transformers import AutoConfig
+
+    settings = dict(SHAPES[shape])
+    kind = settings.pop("model_type")
+    return AutoConfig.for_model(kind, **settings, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+
+
+def _floor(config: Any, work: Workload, where: Any, dtype: Any) -> dict[str, Any]:
+    """Tokens per second if each step read all weights and live keys and values once, at the measured copy bandwidth."""
+    hidden, heads, kv = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    layer = hidden * head_dim * (2 * heads + 2 * kv) + 3 * hidden * config.intermediate_size
+    weights = (config.num_hidden_layers * layer + hidden * config.vocab_size) * dtype.itemsize
+    keys = work.prompt_tokens + work.new_tokens / 2
+    cache = 2 * config.num_hidden_layers * kv * head_dim * dtype.itemsize * keys * work.width
+    rate = _bandwidth(where)
+    return {
+        "bytes_per_step": int(weights + cache),
+        "bytes_per_s": int(rate),
+        "tok_s": round(work.width * rate / (weights + cache), 1),
+    }
+
+
+def _bandwidth(where: Any) -> float:
+    """Bytes a second of a large copy on this device, counting those read and those written."""
+    import torch
+
+    size = 2**31 if where.type == "cuda" else 2**27
+    source = torch.ones(size, dtype=torch.uint8, device=where)
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(5):
+        _settle(where)
+        begin = time.perf_counter()
+        target.copy_(source)
+        if where.type == "cuda":
+            torch.cuda.synchronize(where)
+        times.append(time.perf_counter() - begin)
+    return 2 * size / min(times)
+
+
+def _settle(where: Any, reset: bool = False) -> None:
+    import torch
+
+    gc.collect()
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
+        torch.cuda.empty_cache()
+        if reset:
+            torch.cuda.reset_peak_memory_stats(where)
+
+
+def _peak_gib(where: Any) -> float | None:
+    import torch
+
+    return round(torch.cuda.max_memory_allocated(where) / 2**30, 2) if where.type == "cuda" else None
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report as a few lines of text."""
+    work, floor = report["workload"], report["floor"]
+    lines = [
+        f"{report['shape']} on {report['device']}, torch {report['torch']}, {report['dtype']}: {work['prompts']} x "
+        f"{work['group']}, {work['prompt_tokens']} + {work['new_tokens']} tokens; traffic allows {floor['tok_s']:,.0f} tok/s",
+        f"{'engine':<14}{'tok/s':>10}{'of floor':>10}{'first token':>13}{'ready':>9}{'peak GiB':>10}  notes",
+    ]
+    for row in report["engines"]:
+        if "error" in row:
+            lines.append(f"{row['engine']:<14}{row['error']}")
+            continue
+        peak = "" if row.get("peak_gib") is None else f"{row['peak_gib']:.1f}"
+        lines.append(
+            f"{row['engine']:<14}{row['tok_s']:>10,.0f}{row.get('floor_share', 0):>10.0%}{row['first_token_s']:>11.3f} s"
+            f"{row['ready_s']:>7.1f} s{peak:>10}  {', '.join(row['notes'])}"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="grpo-portable bench", description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    parser.add_argument("what", choices=["rollout"])
+    parser.add_argument("--shape", default="qwen3-4b", help=", ".join(SHAPES))
+    parser.add_argument("--engines", default="portable,reference", help=f"comma-separated: {', '.join(ENGINES)}")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--repeats", type=int, default=3)
+    for name, default in (("prompts", 8), ("group", 8), ("prompt-tokens", 128), ("new-tokens", 256), ("lora-rank", 32)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rows", type=int, default=None, help="completions generated at once; all by default")
+    parser.add_argument("--shortest", type=int, default=None, help="spread lengths evenly from this to --new-tokens")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    work = Workload(
+        given.prompts, given.group, given.prompt_tokens, given.new_tokens, given.shortest, given.rows, given.lora_rank
+    )
+    try:
+        report = bench_rollout(given.shape, given.engines.split(","), work, device=given.device, repeats=given.repeats)
+    except GrpoPortableError as error:
+        print("\n".join(error.lines()))
+        return error.exit_code
+    print(json.dumps(report, indent=1) if given.json else table(report))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,268 @@
+"""The portable engine gives what the policy's own forward gives: token for token, and for every kind of weight."""
+
+from __future__ import annotations
+
+import pytest
+import rollouts
+import torch
+
+from grpo_portable.errors import DataError, EngineError, EngineUnsupported
+from grpo_portable.rollout.portable import PortableRollout, make
+from grpo_portable.rollout.protocol import Completion, Sampling
+from grpo_portable.rollout.reference import ReferenceRollout
+
+GREEDY = Sampling(max_tokens=24, temperature=0)
+
+
+def same(policy, made: list[list[Completion]], wanted: list[list[Completion]]) -> None:
+    for ours, theirs in zip(rollouts.flat(made), rollouts.flat(wanted), strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert ours.finish_reason == theirs.finish_reason
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", rollouts.FAMILIES)
+def test_greedy_equals_generate_for_every_family(family: str) -> None:
+    policy, prompts = rollouts.model(family), rollouts.prompts(5, 1, 40, 17, 17)
+    made = PortableRollout(policy, None, rows=4).generate(prompts, 1, GREEDY)
+    same(policy, made, ReferenceRollout(policy, None, rows=5).generate(prompts, 1, GREEDY))
+    assert len({completion.token_ids for completion in rollouts.flat(made)}) > 1
+
+
+@pytest.mark.parametrize("family", rollouts.FAMILIES)
+def test_logprobs_of_sampled_tokens_are_the_policys(family: str) -> None:
+    policy, prompts = rollouts.model(family), rollouts.prompts(9, 30)
+    sampling = Sampling(max_tokens=20, temperature=0.7, seed=3)
+    for prompt, group in zip(
+        prompts, PortableRollout(policy, None, rows=6).generate(prompts, 3, sampling), strict=True
+    ):
+        assert len({completion.token_ids for completion in group}) == 3
+        for completion in group:
+            wanted = rollouts.logprobs(policy, prompt, completion, 0.7)
+            assert torch.tensor(completion.logprobs) == pytest.approx(wanted, abs=1e-4)
+
+
+ADAPTERS = {
+    "lora": {},
+    "rslora": {"use_rslora": True},
+    "dora": {"use_dora": True},
+    "some layers": {"target_modules": ["q_proj", "down_proj"]},
+    "head trained whole": {"modules_to_save": ["lm_head", "norm"]},
+    "bias in the adapter": {"target_modules": ["k_proj"], "lora_bias": True, "family": "qwen2"},
+}
+
+
+@pytest.mark.parametrize("copy", ["bf16", "none"])
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_an_update_reaches_the_very_next_rollout(adapter: str, copy: str) -> None:
+    settings = dict(ADAPTERS[adapter])
+    policy = rollouts.with_lora(rollouts.model(settings.pop("family", "qwen3")), **settings)
+    prompts = rollouts.prompts(12, 5)
+    engine, reference = PortableRollout(policy, None, rows=4, copy=copy), ReferenceRollout(policy, None, rows=4)
+    before = engine.generate(prompts, 2, GREEDY)
+    same(policy, before, reference.generate(prompts, 2, GREEDY))
+    rollouts.disturb(policy, 0.1)
+    engine.sync(policy)
+    after = engine.generate(prompts, 2, GREEDY)
+    same(policy, after, reference.generate(prompts, 2, GREEDY))
+    assert after != before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("settings", [{}, {"use_dora": True}])
+def test_live_weights_are_as_before_bit_for_bit(settings: dict, dtype: torch.dtype) -> None:
+    policy = rollouts.with_lora(rollouts.model(dtype=dtype), **settings)
+    kept = {name: value.clone() for name, value in policy.state_dict().items()}
+    engine = PortableRollout(policy, None, rows=4, copy="none")
+    for _ in range(3):
+        engine.generate(rollouts.prompts(12, 5), 2, GREEDY)
+        rollouts.disturb(policy, 0)  # the optimiser touches the adapter between rollouts
+    engine.close()
+    for name, value in policy.state_dict().items():
+        assert torch.equal(value, kept[name]), name
+
+
+def test_live_weights_are_restored_when_a_rollout_fails() -> None:
+    policy = rollouts.with_lora(rollouts.model())
+    kept = {name: value.clone() for name, value in policy.state_dict().items()}
+    engine = PortableRollout(policy, None, rows=2, copy="none")
+    with pytest.raises(ZeroDivisionError), engine.keeper.in_use():
+        1 / 0  # noqa: B018
+    assert all(torch.equal(value, kept[name]) for name, value in policy.state_dict().items())
+
+
+def test_disabled_and_merged_adapters_count_as_the_forward_counts_them() -> None:
+    policy, prompts = rollouts.with_lora(rollouts.model()), rollouts.prompts(7)
+    adapted = PortableRollout(policy, None, rows=1).generate(prompts, 1, GREEDY)
+    with policy.disable_adapter():
+        engine = PortableRollout(policy, None, rows=1)
+        bare = engine.generate(prompts, 1, GREEDY)
+        same(policy, bare, ReferenceRollout(policy, None, rows=1).generate(prompts, 1, GREEDY))
+    assert bare != adapted
+    engine.sync(policy)
+    same(policy, engine.generate(prompts, 1, GREEDY), adapted)
+    policy.merge_adapter()
+    same(policy, PortableRollout(policy, None, rows=1).generate(prompts, 1, GREEDY), adapted)
+
+
+def test_without_an_adapter_all_weights_may_train() -> None:
+    policy, prompts = rollouts.model("llama"), rollouts.prompts(7, 3)
+    for copy in ("auto", "none"):
+        engine = PortableRollout(policy, None, rows=2, copy=copy)
+        rollouts.disturb(policy, 0.05)
+        engine.sync(policy)
+        same(
+            policy,
+            engine.generate(prompts, 1, GREEDY),
+            ReferenceRollout(policy, None, rows=2).generate(prompts, 1, GREEDY),
+        )
+
+
+def test_nf4_base_is_copied_with_the_delta_and_never_touched() -> None:
+    bnb = pytest.importorskip("bitsandbytes")
+    policy = rollouts.model("qwen3")
+    for name, module in list(policy.named_modules()):
+        if isinstance(module, torch.nn.Linear) and "lm_head" not in name:
+            four = bnb.nn.Linear4bit(
+                module.in_features, module.out_features, bias=False, compute_dtype=torch.float32, quant_type="nf4"
+            )
+            four.weight = bnb.nn.Params4bit(module.weight.data, requires_grad=False, quant_type="nf4").to("cpu")
+            four.support_avx512bf16_for_cpu = False  # else an eval forward repacks the weight in place
+            policy.set_submodule(name, four)
+    policy = rollouts.with_lora(
+        policy, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+    packed = {name: value.clone() for name, value in policy.state_dict().items()}
+    prompts, engine = rollouts.prompts(12, 5), PortableRollout(policy, None, rows=2)
+    for size in (0.0, 0.1):
+        rollouts.disturb(policy, size)
+        engine.sync(policy)
+        for prompt, group in zip(prompts, engine.generate(prompts, 2, Sampling(max_tokens=16, seed=1)), strict=True):
+            for completion in group:
+                wanted = rollouts.logprobs(policy, prompt, completion)
+                assert torch.tensor(completion.logprobs) == pytest.approx(wanted, abs=2e-3)
+    assert all(torch.equal(value, packed[name]) for name, value in policy.state_dict().items() if "lora" not in name)
+    with pytest.raises(EngineUnsupported, match="without a copy"):
+        PortableRollout(policy, None, rows=2, copy="none")
+    assert make(policy, None, rows=2, copy="none").name == "reference"
+
+
+def test_bfloat16_diverges_at_near_ties_only() -> None:
+    policy, prompts = rollouts.model("llama", torch.bfloat16).requires_grad_(False), rollouts.prompts(20, 9, 33)
+    made = PortableRollout(policy, None, rows=3).generate(prompts, 1, GREEDY)
+    wanted = ReferenceRollout(policy, None, rows=3).generate(prompts, 1, GREEDY)
+    for prompt, ours, theirs in zip(prompts, rollouts.flat(made), rollouts.flat(wanted), strict=True):
+        at = next((i for i, (a, b) in enumerate(zip(ours.token_ids, theirs.token_ids, strict=True)) if a != b), None)
+        if at is not None:
+            ids = torch.tensor([[*prompt, *ours.token_ids[:at]]])
+            logits = policy(input_ids=ids).logits[0, -1].float()
+            gap = abs(float(logits[ours.token_ids[at]] - logits[theirs.token_ids[at]]))
+            assert gap < 0.05 * float(logits.std())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 64])
+def test_tokens_do_not_depend_on_how_many_rows_run_at_once(rows: int) -> None:
+    policy, prompts = rollouts.model("llama"), rollouts.prompts(3, 50, 1, 17, 18, 19, 2)
+    sampling = Sampling(max_tokens=30, temperature=1.0, seed=11, stop_ids=tuple(range(1, 12)))
+    made = PortableRollout(policy, None, rows=rows).generate(prompts, 3, sampling)
+    wanted = PortableRollout(policy, None, rows=21).generate(prompts, 3, sampling)
+    assert [c.token_ids for c in rollouts.flat(made)] == [c.token_ids for c in rollouts.flat(wanted)]
+    assert [len(group) for group in made] == [3] * 7
+    assert {c.finish_reason for c in rollouts.flat(made)} == {"stop", "length"}
+
+
+def test_a_seed_repeats_itself_and_torch_seeds_what_has_none() -> None:
+    engine, prompts = PortableRollout(rollouts.model("llama"), None, rows=4), rollouts.prompts(5, 6)
+    seeded = Sampling(max_tokens=8, seed=4)
+    assert engine.generate(prompts, 2, seeded) == engine.generate(prompts, 2, seeded)
+    assert engine.generate(prompts, 2, seeded) != engine.generate(prompts, 2, Sampling(max_tokens=8, seed=5))
+    torch.manual_seed(0)
+    first, second = (engine.generate(prompts, 2, Sampling(max_tokens=8)) for _ in range(2))
+    assert first != second
+    torch.manual_seed(0)
+    assert engine.generate(prompts, 2, Sampling(max_tokens=8)) == first
+
+
+def test_rows_end_at_their_stop_id_and_keep_it() -> None:
+    policy, prompts = rollouts.model("llama"), rollouts.prompts(6, 9)
+    free = rollouts.flat(PortableRollout(policy, None, rows=2).generate(prompts, 1, GREEDY))
+    first = free[0].token_ids[0]
+    sampling = Sampling(max_tokens=24, temperature=0, stop_ids=(first, free[1].token_ids[5]))
+    ended = rollouts.flat(PortableRollout(policy, None, rows=2).generate(prompts, 1, sampling))
+    assert ended[0].token_ids == (first,) and ended[0].finish_reason == "stop"
+    for cut, whole in zip(ended, free, strict=True):
+        end = next((i for i, t in enumerate(whole.token_ids) if t in sampling.stop_ids), len(whole.token_ids) - 1) + 1
+        assert cut.token_ids == whole.token_ids[:end]
+    same(policy, [ended], [rollouts.flat(ReferenceRollout(policy, None, rows=2).generate(prompts, 1, sampling))])
+
+
+def test_limits_end_single_rows_sooner() -> None:
+    policy, prompts, limits = rollouts.model("llama"), rollouts.prompts(6, 9), [1, 24, 7, 3]
+    engine = PortableRollout(policy, None, rows=3)
+    whole = rollouts.flat(engine.generate(prompts, 2, GREEDY))
+    cut = rollouts.flat(engine.generate(prompts, 2, GREEDY, limits=limits))
+    assert [len(c.token_ids) for c in cut] == limits
+    assert all(a.token_ids == b.token_ids[: len(a.token_ids)] for a, b in zip(cut, whole, strict=True))
+
+
+def test_what_the_context_leaves_is_the_limit() -> None:
+    engine = PortableRollout(rollouts.model("llama"), None, rows=2, max_context=20)
+    (one,), (two,) = engine.generate(rollouts.prompts(15, 4), 1, GREEDY)
+    assert (len(one.token_ids), len(two.token_ids)) == (5, 16)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "says"),
+    [
+        ([[3], []], "prompt 1 is empty"),
+        ([[3] * 256], "prompt 0 has 256 tokens"),
+        ([[3, rollouts.VOCAB]], "outside the vocabulary"),
+        ([[-1]], "outside the vocabulary"),
+    ],
+)
+@pytest.mark.parametrize("engine", [PortableRollout, ReferenceRollout])
+def test_prompts_no_engine_can_serve_are_named(engine, prompts: list, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        engine(rollouts.model("llama"), None, rows=2).generate(prompts, 1, GREEDY)
+
+
+def test_no_prompts_no_completions() -> None:
+    assert PortableRollout(rollouts.model("llama"), None, rows=2).generate([], 4, GREEDY) == []
+
+
+def test_a_diverged_policy_is_an_error_not_a_completion() -> None:
+    policy = rollouts.model("llama")
+    with torch.no_grad():
+        policy.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(EngineError, match="not numbers"):
+        PortableRollout(policy, None, rows=1).generate(rollouts.prompts(4), 1, Sampling(max_tokens=4, seed=1))
+
+
+def test_a_closed_engine_says_so() -> None:
+    engine = PortableRollout(rollouts.model("llama"), None, rows=1)
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.generate(rollouts.prompts(4), 1, GREEDY)
+
+
+def test_models_it_does_not_know_go_to_the_reference_engine() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    policy = GPT2LMHeadModel(
+        GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=rollouts.VOCAB, n_positions=64)
+    ).eval()
+    with pytest.raises(EngineUnsupported, match="gpt2"):
+        PortableRollout(policy, None, rows=2)
+    engine = make(policy, None, rows=2)
+    assert engine.name == "reference" and "gpt2" in engine.because
+    assert len(engine.generate(rollouts.prompts(4, 6), 3, Sampling(max_tokens=4, seed=1))[1]) == 3
+    with pytest.raises(EngineUnsupported):
+        make(policy, None, rows=2, copy="fp8")
+
+
+def test_the_policy_is_left_in_its_mode() -> None:
+    policy = rollouts.with_lora(rollouts.model(), lora_dropout=0.5).train()
+    prompts = rollouts.prompts(8)
+    made = [engine(policy, None, rows=1).generate(prompts, 1, GREEDY) for engine in (PortableRollout, ReferenceRollout)]
+    assert policy.training
+    same(policy, *made)  # no dropout in either
