@@ -6,6 +6,7 @@ Every function answers None for text that is not what it reads; none raises. Fac
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
@@ -32,6 +33,7 @@ def base(v: Version) -> Version:
     return Version(".".join(map(str, v.release)))
 
 
+@cache
 def specifiers(text: str) -> SpecifierSet:
     """A set of version clauses; an unreadable one allows everything."""
     try:

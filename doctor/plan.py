@@ -1,0 +1,249 @@
+"""Facts + walls + memory → the choice, with its reasons. Pure.
+
+Each card is judged by itself: which paths are open on it, what fits its free memory; then the best path of all cards wins.
+float16 paths count only on cards without bfloat16. Memory never closes a path: `open` and `fits` are told apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from doctor import walls_gpu, walls_vllm
+from doctor.diagnosis import BF16_PATHS, FP8_PATHS, PATHS, VLLM_PATHS, Diagnosis, Memory, PathState, Plan, Wall
+from doctor.facts import Facts, Gpu
+from doctor.memory import Settled, settle
+from doctor.readings import Card, cards
+from doctor.shapes import Shape, shape_of
+from doctor.walls import better, card_walls, closed_on, codes_closing, find_walls, lasting, machine_walls
+from doctor.walls_locks import lock_walls
+from doctor.walls_model import model_walls
+
+_RANK = {path: place for place, path in enumerate(PATHS)}
+_FP16_OF = {"fp16-vllm": "bf16-vllm", "fp16-hf": "bf16-hf"}
+_NO_SLICE = re.compile(r"\b\dg\.(\d+)gb\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One place to train: a card, or the system (`card` None). `fits` per path, None where nobody knows."""
+
+    card: Card | None
+    have_gib: float | None
+    closed: frozenset[str]
+    settled: Mapping[str, Settled]
+    refused: bool  # a start of vLLM was refused for memory there
+
+    def fits(self, path: str) -> bool | None:
+        if self.refused and path in VLLM_PATHS:
+            return False
+        return self.settled[path].fits if path in self.settled else None
+
+    def best(self) -> str | None:
+        """The best path that is open here and fits."""
+        for path in PATHS:
+            counts = path not in _FP16_OF or _FP16_OF[path] in self.closed
+            if path not in self.closed and self.fits(path) is not False and counts:
+                return path
+        return None
+
+
+def diagnose(facts: Facts, model: str | None = None, **options: Any) -> Diagnosis:
+    """The diagnosis of a machine, for a model if one is named.
+
+    `options` go to `doctor.memory.settle`: group_size, prompts_per_step, prompt_tokens, completion_tokens, lora_rank, dora,
+    optimizer. Unknown memory or an unknown model counts as fitting; nothing is looked up on a network.
+    """
+    shape = shape_of(model) if model else None
+    walls = find_walls(facts)
+    own = [*machine_walls(facts), *lock_walls(facts)]
+    places = _places(facts, shape, own, options)
+    place = min(places, key=_preference)
+    path = place.best()
+    walls = (*walls, *model_walls(model, shape, path))
+    closing = codes_closing(walls)
+    states = {p: PathState(open=not closing[p], fits=_anywhere(places, p), walls=closing[p]) for p in PATHS}
+    after = _after_fix(facts, shape, own, options, states, path)
+    return Diagnosis(_plan(model, shape, places, place, path, walls, states, after), walls, states, after, facts)
+
+
+def _preference(place: _Place) -> tuple[int, float]:
+    path = place.best()
+    return (_RANK[path] if path else len(PATHS), -(place.have_gib or 0.0))
+
+
+def _places(facts: Facts, shape: Shape | None, own: Iterable[Wall], options: Mapping[str, Any]) -> list[_Place]:
+    """The cards, best first, and the system itself for the `cpu` path."""
+    own = list(own)
+    refused = walls_vllm.memory_refused(facts)
+    found = []
+    for card in sorted(_cards_or_unknown(facts), key=better, reverse=True):
+        have, known_free = card_memory(facts, card.gpu)
+        closed = closed_on(facts, card, own) | {"cpu"}
+        settled = _settle(shape, PATHS[:-1], have, known_free, options)
+        found.append(_Place(card, have, closed, settled, refused))
+    closed = frozenset(PATHS[:-1]) | closed_on(facts, None, own)
+    ram = facts.host.ram_gib
+    found.append(_Place(None, ram, closed, _settle(shape, ("cpu",), ram, True, options), False))
+    return found
+
+
+def _cards_or_unknown(facts: Facts) -> tuple[Card, ...]:
+    """The cards; one of which nothing is known where nobody looked, since unknown is not none."""
+    ours = cards(facts)
+    trained = facts.probe("torch_cuda").ok
+    if ours is None or (not ours and trained):
+        return (Card(0, Gpu(), None, None, "a GPU of which nothing is known"),)
+    return ours
+
+
+def card_memory(facts: Facts, gpu: Gpu) -> tuple[float | None, bool]:
+    """GiB a run could have, and whether that is known to be free. A MIG slice has no more than its profile says."""
+    have, known = gpu.free_gib, True
+    if have is None and gpu.unified_memory:
+        have = facts.host.ram_gib
+    elif have is None:
+        have, known = gpu.total_gib, False
+    profile = _NO_SLICE.search(gpu.name or "") if gpu.mig else None
+    if have is not None and profile:
+        have = min(have, float(profile[1]))
+    return have, known and have is not None
+
+
+def _settle(
+    shape: Shape | None, paths: Iterable[str], have: float | None, known: bool, options: Mapping[str, Any]
+) -> dict[str, Settled]:
+    """What each path would settle on. Where only the total is known, what exceeds it does not fit; the rest is unknown."""
+    if shape is None:
+        return {}
+    settled = {path: settle(shape, path, have, **options) for path in paths}
+    if known:
+        return settled
+    unknown = {path: settle(shape, path, None, **options) for path in paths}
+    return {path: s if s.fits is False else unknown[path] for path, s in settled.items()}
+
+
+def _anywhere(places: Iterable[_Place], path: str) -> bool | None:
+    """Whether a path fits some place: where it is open if it is open anywhere."""
+    found = list(places)
+    kind = [p for p in found if (p.card is None) == (path == "cpu")]
+    said = [p.fits(path) for p in ([p for p in kind if path not in p.closed] or kind)]
+    if True in said:
+        return True
+    return None if None in said or not said else False
+
+
+def _after_fix(
+    facts: Facts,
+    shape: Shape | None,
+    own: Iterable[Wall],
+    options: Mapping[str, Any],
+    states: Mapping[str, PathState],
+    now: str | None,
+) -> str | None:
+    """The best path once the helps that need no new hardware were followed: software set right, the card's memory free."""
+    best = [now] if now else []
+    for card in _cards_or_unknown(facts):
+        closed = {p for w in lasting((*own, *card_walls(facts, card))) for p in w.closes} | {"cpu"}
+        if not walls_vllm.reachable(facts, card) and not all(states[p].open for p in VLLM_PATHS if p not in closed):
+            closed |= set(VLLM_PATHS)
+        have, known = card_memory(facts, card.gpu)
+        held = walls_gpu.held_gib(card)
+        if have is not None and held is not None:
+            have += held
+        place = _Place(card, have, frozenset(closed), _settle(shape, PATHS[:-1], have, known, options), False)
+        best.append(place.best() or "cpu")
+    ram = facts.host.ram_gib
+    if _Place(None, ram, frozenset(PATHS[:-1]), _settle(shape, ("cpu",), ram, True, options), False).best():
+        best.append("cpu")
+    return min(best, key=_RANK.__getitem__, default=None)
+
+
+def _plan(
+    model: str | None,
+    shape: Shape | None,
+    places: list[_Place],
+    place: _Place,
+    path: str | None,
+    walls: tuple[Wall, ...],
+    states: Mapping[str, PathState],
+    after: str | None,
+) -> Plan:
+    settled = place.settled.get(path) if path else None
+    memory = None
+    if settled is not None:
+        memory = Memory(settled.need_gib, place.have_gib, settled.ledger)
+    return Plan(
+        path=path,
+        engine=None if path is None else "vllm" if path in VLLM_PATHS else "portable",
+        dtype=_dtype(path, place.closed),
+        quantization=None if path is None else "fp8" if path in FP8_PATHS else "nf4" if path == "qlora-hf" else None,
+        gpus=(place.card.index,) if path and place.card is not None else (),
+        model=model,
+        memory=memory,
+        micro_batch=settled.micro_batch if settled else None,
+        rollout_rows=settled.rollout_rows if settled else None,
+        reasons=tuple(_reasons(model, shape, places, place, path, walls, states, after)),
+    )
+
+
+def _dtype(path: str | None, closed: frozenset[str]) -> str | None:
+    if path is None:
+        return None
+    if path == "cpu":
+        return "float32"
+    if path in _FP16_OF or (path == "qlora-hf" and set(BF16_PATHS) <= closed):
+        return "float16"
+    return "bfloat16"
+
+
+def _reasons(
+    model: str | None,
+    shape: Shape | None,
+    places: list[_Place],
+    place: _Place,
+    path: str | None,
+    walls: tuple[Wall, ...],
+    states: Mapping[str, PathState],
+    after: str | None,
+) -> Iterable[str]:
+    """One sentence each: what was chosen and why, why nothing better, what was assumed."""
+    where = place.card.label if place.card is not None else "the CPU"
+    if path is None:
+        yield "No path is open and fits"
+    else:
+        yield f"{path} on {where} is the best path that is open and fits"
+        if settled := place.settled.get(path):
+            yield settled.reason
+    upto = _RANK[path] if path else len(PATHS)
+    for candidate in PATHS[:upto]:
+        yield from _why_not(candidate, places, walls, states)
+    if model and shape is None:
+        yield f"{model} is not known here, so nothing is said about memory; name a local folder, or a size like 7B"
+    if place.card is not None and place.have_gib is None and path:
+        yield "Free memory is unknown and counts as enough"
+    if len([p for p in places if p.card is not None]) > 1 and place.card is not None:
+        yield f"One card is used, the best for this: {where}"
+    if after and after != path:
+        yield f"With the helps followed this machine could take {after}"
+
+
+def _why_not(
+    path: str, places: list[_Place], walls: tuple[Wall, ...], states: Mapping[str, PathState]
+) -> Iterable[str]:
+    state = states[path]
+    if not state.open:
+        wall = next(w for w in walls if path in w.closes)
+        yield f"{path} is closed: {wall.fact} ({wall.code})"
+    elif state.fits is False:
+        settled = [s for p in places if (s := p.settled.get(path)) and path not in p.closed]
+        refused = any(p.refused for p in places) and path in VLLM_PATHS
+        least = min(settled, key=lambda s: s.need_gib, default=None)
+        if refused or least is None:
+            yield f"{path} is open, but vLLM's start was refused for want of memory"
+        else:
+            yield f"{path} is open, but does not fit: {least.reason}"
+    elif path in _FP16_OF and states[_FP16_OF[path]].open:
+        return

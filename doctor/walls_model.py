@@ -1,0 +1,41 @@
+"""Warnings about a model on a path: quantised checkpoints where vLLM must take new weights, models that float16 breaks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from doctor.diagnosis import VLLM_PATHS, Help, Wall
+from doctor.shapes import Shape
+
+_UNSAFE = re.compile(r"gemma-?3|gemma-?4|gpt-?oss", re.IGNORECASE)
+
+
+def model_walls(model: str | None, shape: Shape | None, path: str | None) -> Iterator[Wall]:
+    """What closes nothing, but goes wrong with this model on the path chosen."""
+    if model is None or path is None:
+        return
+    stored = shape.stored if shape is not None else None
+    if path in VLLM_PATHS and stored in ("nf4", "int4"):
+        yield Wall(
+            "MODEL-QUANTISED",
+            (),
+            f"{model} is stored in 4 bit, and vLLM cannot take a trained adapter merged into 4-bit weights",
+            (
+                f"model = {model}, stored as {stored}",
+                "merging into packed weights fails on their shape, or rounds the update away (trl#4973, peft#2501)",
+            ),
+            (Help("Name the 16-bit checkpoint of the same model; the engine makes its own copy", None, "certain"),),
+            "More steps or a larger learning rate",
+        )
+    if path.startswith("fp16") and _UNSAFE.search(model):
+        yield Wall(
+            "MODEL-FLOAT16",
+            (),
+            f"{model} overflows in float16, which is all this card computes in 16 bit",
+            (
+                f"model = {model}",
+                "its activations exceed 65504; Unsloth keeps such models in float32 (unsloth PR 5880)",
+            ),
+            (Help("Take another model on this card, such as Qwen3 or Llama 3.2", None, "likely"),),
+        )

@@ -1,0 +1,295 @@
+"""Walls between torch and the card: not installed, the wrong build, a driver too old, no code for the card, no CUDA at all.
+
+Each of these closes every GPU path. One cause gives one wall: a failed trial is told by the rule that explains it, and by
+its own text (`doctor.causes_cuda`) only where no rule does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from doctor.causes_cuda import cuda_cause, driver_in_text
+from doctor.diagnosis import GPU_PATHS, PATHS, Help, Wall
+from doctor.facts import Facts
+from doctor.install_lines import torch_line
+from doctor.readings import (
+    OLDEST_BRANCH,
+    Card,
+    branch_for,
+    build,
+    build_cuda,
+    cards,
+    driver_cuda,
+    driver_shown,
+    jetson,
+)
+from doctor.versions import Pair, shown
+
+_ENTRY = re.compile(r"(sm|compute)_(\d{1,2})(\d)([af]?)")
+_NO_KERNEL = re.compile(
+    r"no kernel image|not compatible with the current PyTorch|invalid device function|NoBinaryForGpu|image is invalid",
+    re.IGNORECASE,
+)
+_NOT_COMPILED = re.compile(r"not compiled with CUDA|not linked with CUDA|CPU-only", re.IGNORECASE)
+
+
+def torch_absent(facts: Facts) -> Wall | None:
+    """The usual first run: nothing installed, so the help is what counts."""
+    if not facts.absent("torch"):
+        return None
+    return Wall(
+        "TORCH-ABSENT",
+        PATHS,
+        "torch is not installed, so no path can run yet, the CPU path included",
+        ("packages.torch = absent", "every path trains with torch"),
+        (
+            Help(f"Install the torch build for {_for_what(facts)}", torch_line(facts), "certain"),
+            Help(
+                "Then the rest of the set; this prints it, exact and dated, for pip and uv",
+                "grpo-doctor --install-plan",
+                "certain",
+            ),
+        ),
+    )
+
+
+def _for_what(facts: Facts) -> str:
+    ours = cards(facts)
+    if ours is None:
+        return "this machine"
+    if not ours:
+        return "a machine without a usable GPU"
+    return f"{ours[0].label} and {driver_shown(facts)}" if ours[0].nvidia else ours[0].label
+
+
+def torch_walls(facts: Facts) -> Iterator[Wall]:
+    """The one wall, if any, that keeps the installed torch from every card. For machines that have a card."""
+    wall = _wrong_build(facts) or _driver_too_old(facts) or _failed_trial(facts)
+    if wall is not None:
+        yield wall
+
+
+def _wrong_build(facts: Facts) -> Wall | None:
+    version, kind, error = facts.version("torch"), build(facts), facts.probe("torch_cuda").error or ""
+    failed = facts.probe("torch_cuda").ok is False
+    if kind == "cpu" or (kind is None and failed and _NOT_COMPILED.search(error)):
+        return _cpu_build(facts, version)
+    ours = cards(facts)
+    wanted = {"cuda": "nvidia", "rocm": "amd"}.get(kind or "")
+    mismatch = kind == "xpu" or (wanted and ours and all(c.vendor not in (wanted, None) for c in ours))
+    if not mismatch or facts.probe("torch_cuda").ok:
+        return None
+    card = ours[0].label if ours else "the card"
+    return Wall(
+        "TORCH-VENDOR",
+        GPU_PATHS,
+        f"torch {version} is a {_BUILD[kind or '']} build, and {card} is not such a card",
+        (
+            f"packages.torch = {version}",
+            "one torch build drives one maker's cards: cuda NVIDIA's, rocm AMD's, xpu Intel's",
+        ),
+        (Help(f"Install the torch build for {_for_what(facts)}", torch_line(facts), "certain"),),
+    )
+
+
+_BUILD = {"cuda": "CUDA", "rocm": "ROCm", "xpu": "XPU"}
+
+
+def _cpu_build(facts: Facts, version: str | None) -> Wall:
+    why = {
+        "windows": "PyPI's torch for Windows is CPU-only (unsloth#2024)",
+        "aarch64": "PyPI's torch for aarch64 was CPU-only up to 2.9, and installing vLLM may have brought it (pytorch#160162)",
+    }
+    arch = "aarch64" if facts.host.arch in ("aarch64", "arm64") else ""
+    reason = why.get(facts.host.platform or "") or why.get(arch)
+    return Wall(
+        "TORCH-CPU-BUILD",
+        GPU_PATHS,
+        f"torch {version or 'here'} is a CPU build: it cannot use the GPU, which is there",
+        tuple(filter(None, (f"packages.torch = {version}", "a +cpu build carries no CUDA code at all", reason))),
+        (Help(f"Replace it by the torch build for {_for_what(facts)}", torch_line(facts, replace=True), "certain"),),
+        "A newer driver or CUDA toolkit: this torch would not look at them",
+    )
+
+
+def _driver_too_old(facts: Facts) -> Wall | None:
+    """CUDA's major version binds: within one major an old driver runs newer builds, across majors it does not."""
+    error = facts.probe("torch_cuda").error or ""
+    if facts.probe("torch_cuda").ok or not _any_nvidia(facts):
+        return None
+    ours, theirs = build_cuda(facts), driver_cuda(facts) or driver_in_text(error)
+    if ours is None or theirs is None:
+        return None
+    if theirs[0] >= ours[0]:
+        return None
+    needed, cuda, serves = OLDEST_BRANCH.get(ours[0]), shown(ours), shown(theirs)
+    return Wall(
+        "TORCH-DRIVER",
+        GPU_PATHS,
+        f"torch {facts.version('torch')} is a CUDA {cuda} build, and {driver_shown(facts)} serves CUDA {serves} at most",
+        (
+            f"driver = {facts.driver.version or 'unknown'}, its CUDA = {serves}; torch's CUDA = {cuda}",
+            f"any CUDA {ours[0]}.x build needs driver {needed or 'of that CUDA'} or newer (NVIDIA's CUDA compatibility guide)",
+            *((f"torch says: {error}",) if error else ()),
+        ),
+        _driver_helps(facts, ours, theirs, needed),
+        "A newer CUDA toolkit or nvcc: the driver decides what runs",
+    )
+
+
+def _driver_helps(facts: Facts, ours: Pair, theirs: Pair, needed: int | None) -> tuple[Help, ...]:
+    upgrade = Help(
+        f"Upgrade the NVIDIA driver to {needed or 'the newest branch'} or newer, then reboot", None, "certain"
+    )
+    if jetson(facts):
+        upgrade = Help("The driver comes with JetPack: flash a JetPack of that CUDA", None, "certain")
+    if theirs[0] < 12:
+        return (upgrade,)
+    back = Help(
+        f"Or take a torch built for CUDA {theirs[0]}.x, which this driver runs",
+        torch_line(facts, replace=True),
+        "certain",
+    )
+    # The reinstall needs no root and no reboot; but a vLLM that pins this torch would pull it back in.
+    return (upgrade, back) if facts.version("vllm") else (back, upgrade)
+
+
+def _any_nvidia(facts: Facts) -> bool:
+    ours = cards(facts)
+    return ours is None or any(c.nvidia for c in ours)
+
+
+def _failed_trial(facts: Facts) -> Wall | None:
+    """torch_cuda failed and no rule explains it; a missing arch is told by `arch_wall`, with this trial's text."""
+    trial = facts.probe("torch_cuda")
+    if trial.ok is not False:
+        return None
+    ours = cards(facts) or ()
+    if _NO_KERNEL.search(trial.error or "") and ours and all(arch_wall(facts, card) for card in ours):
+        return None
+    return cuda_cause(facts, trial.error or "")
+
+
+def covers(arch_list: tuple[str, ...], capability: Pair, *, jit: bool) -> bool:
+    """Whether a wheel's arch list has code for a card: the same major and no newer minor (`a` code: exactly that minor),
+    or, where the driver can compile it (`jit`), PTX of any older architecture."""
+    for entry in arch_list:
+        found = _ENTRY.fullmatch(entry.strip())
+        if not found:
+            continue
+        kind, target, suffix = found[1], (int(found[2]), int(found[3])), found[4]
+        if target == capability:
+            return True
+        if suffix == "a":
+            continue
+        if target[0] == capability[0] and target[1] <= capability[1]:
+            return True
+        if kind == "compute" and not suffix and jit and target <= capability:
+            return True
+    return False
+
+
+def arch_wall(facts: Facts, card: Card) -> Wall | None:
+    """torch's wheel has no code for this card."""
+    entries = tuple(e for e in facts.torch_arch_list or () if _ENTRY.fullmatch(e.strip()) or e.startswith("gfx"))
+    if not entries:
+        return None
+    if card.vendor == "amd":
+        return _gfx_wall(facts, card, entries)
+    if card.capability is None or covers(entries, card.capability, jit=_can_jit(facts)):
+        return None
+    sm = f"sm_{card.capability[0]}{card.capability[1]}"
+    error = facts.probe("torch_cuda").error
+    return Wall(
+        "TORCH-ARCH",
+        GPU_PATHS,
+        f"torch {facts.version('torch') or 'here'} carries no code for {card.label} ({sm})",
+        (
+            f"torch arch list = {' '.join(entries)}; compute_capability = {shown(card.capability)}",
+            "code for X.y runs on X.z with z >= y, never across majors (CUDA programming guide, binary compatibility)",
+            *((f"torch says: {error}",) if error else ()),
+        ),
+        (
+            Help(
+                f"Install a torch whose wheel has {sm}{_which_wheel(card.capability)}", torch_line(facts, replace=True)
+            ),
+        ),
+        "A newer driver or toolkit: the code would still not be in the wheel",
+    )
+
+
+def _can_jit(facts: Facts) -> bool:
+    """PTX is compiled by the driver, which must be as new as the compiler that wrote it. Unknown counts as able."""
+    ours, theirs = build_cuda(facts), driver_cuda(facts)
+    return ours is None or theirs is None or theirs >= ours
+
+
+def _which_wheel(capability: Pair) -> str:
+    if capability[0] >= 12 or capability[0] == 10:
+        return ": CUDA 12.8 builds and newer do"
+    if capability[0] == 11:
+        return ": CUDA 13.0 builds and newer do"
+    if capability < (7, 5):
+        return ": the CUDA 12.6 builds do, up to torch 2.14"
+    return ""
+
+
+def _gfx_wall(facts: Facts, card: Card, entries: tuple[str, ...]) -> Wall | None:
+    gfx = (card.gpu.gfx or "").partition(":")[0]
+    if not gfx or any(e.partition(":")[0] == gfx or _generic(e, gfx) for e in entries) or facts.probe("torch_cuda").ok:
+        return None
+    return Wall(
+        "TORCH-ARCH",
+        GPU_PATHS,
+        f"torch {facts.version('torch') or 'here'} carries no code for {card.label} ({gfx})",
+        (
+            f"torch arch list = {' '.join(entries)}; gfx = {gfx}",
+            "ROCm code runs on the gfx target it was built for only",
+        ),
+        (
+            Help(
+                "Install a ROCm torch whose wheel lists this target (AMD's own index has more of them)", None, "likely"
+            ),
+            Help(
+                "Or pretend to be a near relative of the same generation",
+                "export HSA_OVERRIDE_GFX_VERSION=10.3.0",
+                "try",
+            ),
+        ),
+    )
+
+
+def _generic(entry: str, gfx: str) -> bool:
+    """gfx11-generic and its kin cover a whole generation."""
+    stem, dash, _ = entry.partition("-generic")
+    return bool(dash) and gfx.startswith(stem)
+
+
+def warnings(facts: Facts) -> Iterator[Wall]:
+    """A driver older than torch's CUDA within one major: runs compiled code, cannot compile PTX. And two torches."""
+    ours, theirs = build_cuda(facts), driver_cuda(facts)
+    if ours and theirs and _any_nvidia(facts) and ours[0] == theirs[0] and theirs < ours and facts.gpus:
+        yield Wall(
+            "PTX-DRIVER",
+            (),
+            f"torch is a CUDA {shown(ours)} build on {driver_shown(facts)}: compiled code runs, PTX does not",
+            (
+                f"torch's CUDA = {shown(ours)}, the driver's CUDA = {shown(theirs)}",
+                "minor-version compatibility covers compiled code; PTX and run-time compiled kernels need a driver as new as "
+                "their compiler (NVIDIA's compatibility guide; vllm#31700)",
+            ),
+            (Help(f"Upgrade the driver to {branch_for(ours) or 'the newest branch'} or newer", None, "likely"),),
+        )
+    live, disk = facts.extra.get("torch_live"), facts.version("torch")
+    if isinstance(live, str) and disk and live.partition("+")[0] != disk.partition("+")[0]:
+        yield Wall(
+            "TORCH-KERNEL",
+            (),
+            f"torch {live[:40]} is loaded in this session, and {disk} is installed on disk",
+            (
+                f"torch in memory = {live[:40]}, on disk = {disk}",
+                "an install under a running kernel swaps half of torch",
+            ),
+            (Help("Restart the kernel or runtime before anything else imports torch", None, "certain"),),
+        )

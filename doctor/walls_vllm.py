@@ -1,0 +1,322 @@
+"""Walls of vLLM: platform, absence, a failed import, a failed start, the card's age. Each closes the three vLLM paths.
+
+Import and start are judged by their trials, not by versions: a wheel's tag lies and a pin may be harmless. What an option
+or free memory explains closes nothing. Where vLLM is absent, what stands in the way of installing it is told beforehand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from packaging.version import Version
+
+from doctor.causes_vllm import CAUSES, Cause
+from doctor.diagnosis import VLLM_PATHS, Help, Wall
+from doctor.facts import Facts
+from doctor.locks import conflicts, installed, need, runs_here, shown_range, torch_runs_here
+from doctor.readings import Card, cards, driver_cuda, driver_shown, jetson, linux, nvcc, nvcc_shown
+from doctor.releases import OURS, asked, versions
+from doctor.versions import allows, base, pair, shown, specifiers, version
+from doctor.walls_fp8 import gate
+
+_SET = Help("Install a set that belongs together, in a fresh environment", "grpo-doctor --install-plan", "likely")
+_ROCM = re.compile(r"gfx(?:90a|942|950|110[01]|115[01]|120[01])\b")  # vLLM's installation page, ROCm requirements
+_OLDEST = (7, 0)
+_OLDEST_CUDA_13 = (7, 5)
+_GLIBC_NOW = (2, 28)  # tag of vLLM's wheels from 0.22 on
+
+
+def vllm_walls(facts: Facts) -> Iterator[Wall]:
+    """The wall, if any, that keeps vLLM from running here at all."""
+    wall = _platform(facts) or _absent(facts) or _failed(facts)
+    if wall is not None:
+        yield wall
+
+
+def _platform(facts: Facts) -> Wall | None:
+    platform = (facts.host.platform or "").lower()
+    if platform == "windows":
+        return Wall(
+            "VLLM-WINDOWS",
+            VLLM_PATHS,
+            "vLLM does not run on Windows itself",
+            ("host.platform = windows", "vLLM supports Linux; a pip install on Windows leaves a husk (vllm#32738)"),
+            (
+                Help(
+                    "Install WSL2 and train inside it: it counts as Linux and uses the Windows driver",
+                    "wsl --install",
+                    "certain",
+                ),
+                Help("Or stay on Windows with the portable engine: the plan does", None, "certain"),
+            ),
+            "pip install vllm on Windows; some libraries then even fail because the husk is there",
+        )
+    if platform == "darwin":
+        return Wall(
+            "VLLM-MACOS",
+            VLLM_PATHS,
+            "vLLM's GPU engine does not run on macOS",
+            ("host.platform = darwin", "vLLM on a Mac is a CPU engine without CUDA (vLLM docs)"),
+            (Help("Use the portable engine: the plan does", None, "certain"),),
+        )
+    return None
+
+
+def _absent(facts: Facts) -> Wall | None:
+    error = facts.probe("vllm_import").error or ""
+    unseen = facts.version("vllm") is None and re.search(r"No module named '?vllm'?$", error)
+    if not facts.absent("vllm") and not unseen:
+        return None
+    release, obstacles = newest_fitting(facts)
+    if release is not None:
+        helps = [
+            Help(f"Install it: vllm {release} fits this machine{_brings(facts, release)}", _line(release), "likely")
+        ]
+    else:
+        helps = list(_way_out(facts))
+    helps.append(Help("Until then the portable engine needs no vLLM: the plan uses it", None, "certain"))
+    return Wall(
+        "VLLM-ABSENT",
+        VLLM_PATHS,
+        "vLLM is not installed"
+        + ("" if release or not obstacles else ", and no release this project knows installs here"),
+        ("packages.vllm = absent", *obstacles),
+        tuple(helps),
+        _later_wall(facts),
+    )
+
+
+def _line(release: str) -> str:
+    return f'pip install "vllm=={release}"'
+
+
+def _brings(facts: Facts, release: str) -> str:
+    torch, have = asked("vllm", Version(release), "torch"), facts.version("torch")
+    if not torch or not have or allows(specifiers(torch), version(have) or Version("0")):
+        return ""
+    return f" (it brings torch {torch.removeprefix('==')} in place of {have})"
+
+
+def newest_fitting(facts: Facts) -> tuple[str | None, list[str]]:
+    """The newest release within this project's range that Python, driver, card, glibc and the installed packages take,
+    and why not the newer ones (one sentence for each rule that shut some out)."""
+    shut_out: dict[str, list[str]] = {}
+    for text in reversed(versions("vllm")):
+        if not allows(specifiers(OURS["vllm"]), Version(text)):
+            continue
+        reason = _unfit(facts, Version(text))
+        if reason is None:
+            return text, _sentences(shut_out)
+        shut_out.setdefault(reason, []).append(text)
+    return None, _sentences(shut_out)
+
+
+def _sentences(shut_out: dict[str, list[str]]) -> list[str]:
+    def those(texts: list[str]) -> str:
+        return texts[0] if len(texts) == 1 else f"{texts[-1]} to {texts[0]}"
+
+    return [f"vllm {those(texts)}: {reason}" for reason, texts in shut_out.items()]
+
+
+def _unfit(facts: Facts, v: Version) -> str | None:
+    """Why a release cannot be used here, None when it can as far as is known."""
+    glibc = pair(facts.host.glibc)
+    if glibc is not None and glibc < _GLIBC_NOW:
+        return f"its wheel needs glibc {shown(_GLIBC_NOW)}, and this system has {facts.host.glibc}"
+    if not runs_here(facts, "vllm", v):
+        return f"it does not take Python {facts.host.python}"
+    torch = (asked("vllm", v, "torch") or "").removeprefix("==")
+    if torch and not torch_runs_here(facts, Version(torch)):
+        serves = driver_cuda(facts)
+        if serves is not None and serves[0] < 13:
+            return (
+                f"it needs torch {torch}, a CUDA 13 build on PyPI, and that needs driver 580 or newer; here is "
+                f"{driver_shown(facts)}"
+            )
+        return f"it needs torch {torch}, whose CUDA 13 build has no code for this card"
+    state = installed(facts)
+    for who in ("trl", "unsloth", "unsloth_zoo"):
+        if who not in state:
+            continue
+        for of, wanted in (("vllm", f"=={v}"), ("torch", f"=={torch}" if torch else "")):
+            asks = need(facts, who, state[who], of)
+            if asks and wanted and not allows(asks.range, Version(wanted.removeprefix("=="))):
+                what = "" if of == "vllm" else f"it needs torch {torch}, and "
+                return f"{what}{who} {state[who]} needs {of} {shown_range(asks.range)}"
+    return None
+
+
+def _way_out(facts: Facts) -> Iterator[Help]:
+    """What would let vLLM be installed where no release fits as things are."""
+    serves, newest = driver_cuda(facts), _newest_ours()
+    if serves is not None and serves[0] < 13 and not jetson(facts):
+        yield Help("Upgrade the NVIDIA driver to 580 or newer, then install it", _line(newest), "likely")
+        yield Help(
+            "Or take vLLM's own CUDA 12.9 wheels, which run on 12.x drivers",
+            f'pip install "vllm=={newest}" --extra-index-url https://wheels.vllm.ai/{newest}/cu129 '
+            "--extra-index-url https://download.pytorch.org/whl/cu129",
+            "try",
+        )
+    elif any(reachable(facts, card) for card in cards(facts) or ()):
+        yield Help(
+            "Install a set in which everything fits, in a fresh environment", "grpo-doctor --install-plan", "likely"
+        )
+    else:
+        yield Help("There is no vLLM for this card; the portable engine is the way here", None, "certain")
+
+
+def _newest_ours() -> str:
+    return next(text for text in reversed(versions("vllm")) if allows(specifiers(OURS["vllm"]), Version(text)))
+
+
+def _later_wall(facts: Facts) -> str | None:
+    """The wall that comes after this one: FlashInfer's toolkit gate, told before anything is downloaded."""
+    found = nvcc(facts)
+    for card in cards(facts) or ():
+        asks = gate(facts, card)
+        if asks and found and found < asks[0]:
+            older = f"FlashInfer needs CUDA {shown(asks[0])}, and {nvcc_shown(facts)} is older"
+            return f"vLLM alone, for FP8: on {card.label} {older}"
+    return None
+
+
+def cause_of(error: str, stage: str) -> Cause | None:
+    """The known cause of a failed import or start, by its text."""
+    return next((c for c in CAUSES if c.stage in (stage, "any") and c.pattern.search(error)), None)
+
+
+def _failed(facts: Facts) -> Wall | None:
+    for stage, name in (("import", "vllm_import"), ("start", "vllm_start")):
+        trial = facts.probe(name)
+        if trial.ok is False:
+            wall = _failure(facts, stage, name, trial.error or "")
+            if wall is not None:
+                return wall
+    return None
+
+
+def _failure(facts: Facts, stage: str, name: str, error: str) -> Wall | None:
+    said = f'{name} failed: "{error or "no message"}"'
+    cause = cause_of(error, stage)
+    if cause is None:
+        return _unknown_failure(facts, stage, said, error)
+    if cause.code == "LOCK-TRL-VLLM" and any((n.who, n.of) == ("trl", "vllm") for n in conflicts(facts)):
+        return None  # the lock's own wall tells it, with both versions
+    found = cause.pattern.search(error)
+    caught = next((g for g in (found.groups() if found else ()) if g), "")
+    closes = {"all": VLLM_PATHS, "fp8": ("fp8-vllm",)}.get(cause.closes if stage == "start" else "all", ())
+    because = [said, cause.rule, *_suspects(facts, cause.code)]
+    if cause.code == "VLLM-GLIBC":
+        because.insert(1, f"host.glibc = {facts.host.glibc}" + (f"; wanted: {caught}" if caught else ""))
+    return Wall(cause.code, closes, cause.fact.replace("{1}", caught), tuple(because), cause.helps, cause.wont_help)
+
+
+def _suspects(facts: Facts, code: str) -> list[str]:
+    """Locks of vLLM that are broken too, and are the likely reason of a failure that does not say so itself."""
+    if code in ("VLLM-MEMORY", "VLLM-OPTION", "VLLM-MIG", "VLLM-GLIBC", "VLLM-PTX"):
+        return []
+    return [
+        f"Because {n}, and packages.{n.of} = {facts.packages.get(n.of)}, this pair is a likely reason"
+        for n in conflicts(facts)
+        if n.who == "vllm"
+    ]
+
+
+_GUILTY = (
+    re.compile(r"No module named '?([A-Za-z_]\w*)"),
+    re.compile(r"(?:site|dist)-packages/([A-Za-z_]\w*)"),
+    re.compile(r"cannot import name '\w+' from (?:partially initialized module )?'([A-Za-z_]\w*)"),
+    re.compile(r"module '([A-Za-z_]\w*)[\w.]*' has no attribute"),
+    re.compile(r"\b(lib[\w+-]+\.so(?:\.\d+)*)"),
+    re.compile(r"\b(unsloth|transformers|triton|numpy|xformers|flashinfer|trl|torch)\b", re.IGNORECASE),
+)
+
+
+def _unknown_failure(facts: Facts, stage: str, said: str, error: str) -> Wall:
+    guilty = next((found[1] for pattern in _GUILTY if (found := pattern.search(error))), None)
+    named = f" over {guilty}" if guilty and guilty.lower() != "vllm" else ""
+    suspects = _suspects(facts, "")
+    if stage == "import":
+        missing = re.search(r"No module named", error) is not None
+        fact = f"vLLM is installed, but importing it fails{named}"
+        rule = "the import and its compiled code are tried in a child process; what fails there fails in training"
+        first = (
+            Help(f"Install what is missing: {guilty}", f"pip install {guilty}", "try") if guilty and missing else None
+        )
+    else:
+        fact = f"vLLM imports, but its start fails{named}"
+        rule = "a start on a tiny model is the test; no option or lack of memory known here explains this text"
+        first = Help("See the whole log of the start", "grpo-doctor --prove -v", "try")
+    helps = tuple(
+        filter(None, (first, _SET, Help("The portable engine needs no vLLM: the plan uses it", None, "certain")))
+    )
+    return Wall(f"VLLM-{stage.upper()}", VLLM_PATHS, fact, (said, rule, *suspects), helps)
+
+
+def memory_refused(facts: Facts) -> bool:
+    """True when a start of vLLM was refused for memory: that outranks what the ledger thinks would fit."""
+    trial = facts.probe("vllm_start")
+    cause = cause_of(trial.error or "", "start") if trial.ok is False else None
+    return cause is not None and cause.closes == "memory"
+
+
+def card_wall(facts: Facts, card: Card) -> Wall | None:
+    """A card that no release of vLLM was ever made for. Newer minima are judged by the start trial."""
+    if card.capability is None or not card.nvidia or card.capability >= _OLDEST or facts.version("vllm") is None:
+        return None
+    if facts.probe("vllm_start").ok is not None or facts.probe("vllm_import").ok is False:
+        return None  # the trial has spoken
+    return Wall(
+        "VLLM-CAPABILITY",
+        VLLM_PATHS,
+        f"{card.label} has compute capability {shown(card.capability)}, and vLLM needs 7.0",
+        (
+            f"compute_capability = {shown(card.capability)}",
+            "every release of vLLM asks for 7.0, newer ones 7.5 (vLLM docs)",
+        ),
+        (Help("Generate with the portable engine: the plan does", None, "certain"),),
+    )
+
+
+def warnings(facts: Facts) -> Iterator[Wall]:
+    """vLLM newer than the card, and vLLM older than any TRL of these days."""
+    v, ours = version(facts.version("vllm")), cards(facts) or ()
+    if v is None or facts.probe("vllm_import").ok is False:
+        return
+    known = [c for c in ours if c.nvidia and c.capability is not None]
+    best = max(known, key=lambda c: c.capability or (0, 0), default=None)
+    untried = facts.probe("vllm_start").ok is None
+    if (
+        best
+        and best.capability
+        and _OLDEST <= best.capability < _OLDEST_CUDA_13
+        and base(v) >= Version("0.17")
+        and untried
+    ):
+        yield Wall(
+            "VLLM-CARD-AGE",
+            (),
+            f"vllm {v} may have no kernels for {best.label} (compute capability {shown(best.capability)}) any more",
+            ("the minimum rose from 7.0 to 7.5 with vLLM's move to CUDA 13 (vLLM PR 39878); only a start tells",),
+            (Help("Try a start on a tiny model", "grpo-doctor --prove", "certain"),),
+        )
+    if base(v) < Version("0.10.2"):
+        yield Wall(
+            "VLLM-OLD",
+            (),
+            f"vllm {v} is older than every vLLM that a TRL from 0.24 on accepts",
+            (f"packages.vllm = {v}", "TRL 0.24 to 1.0 begin at 0.10.2, later ones later (released metadata)"),
+            (_SET,),
+        )
+
+
+def reachable(facts: Facts, card: Card) -> bool:
+    """Whether software alone could bring vLLM to this card: what `after_fix` may promise."""
+    if facts.host.platform is not None and facts.host.platform.lower() == "darwin":
+        return False
+    if card.vendor == "amd":
+        return linux(facts) is not False and card.gpu.gfx is not None and _ROCM.match(card.gpu.gfx) is not None
+    if card.capability is None:
+        return True
+    return card.capability >= _OLDEST_CUDA_13 and not (jetson(facts) and card.capability < (9, 0))
