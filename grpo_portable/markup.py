@@ -78,18 +78,18 @@ def balanced(text: str) -> bool:
 
 def boxes(text: str) -> list[tuple[int, int]]:
     """Spans of the contents of every closed \\boxed{...} or \\fbox{...} that holds no other box, in order."""
-    opened: list[tuple[int, bool, list[bool]]] = []  # start of the content, is a box, [holds a box]
-    found = []
-    for brace in _BRACES.finditer(text):
+    opened: list[int] = []  # for every open brace where a box's content starts, or -1
+    found: list[tuple[int, int]] = []
+    for brace in _BRACES.finditer(text) if "box" in text else ():
         token = brace.group()
-        if token == "}" and opened:
-            start, is_box, holds_box = opened.pop()
-            if is_box and not holds_box[0]:
+        if token == "{":
+            opened.append(-1)
+        elif token == "}":
+            start = opened.pop() if opened else -1
+            if start >= 0 and not (found and found[-1][0] > start):  # boxes inside it were closed before it
                 found.append((start, brace.start()))
-            if opened and (is_box or holds_box[0]):
-                opened[-1][2][0] = True
-        elif token == "{" or (token[-1] == "{" and token != "\\{"):
-            opened.append((brace.end(), token != "{", [False]))
+        elif len(token) > 2:
+            opened.append(brace.end())
     return sorted(found)
 
 

@@ -82,7 +82,7 @@ _AFTER = (
         rf"[\s-]*(?:halves|half|thirds|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths)\b"
         rf"|\s*and (?:an?|one|{_NUMBER_WORD})[\s-](?:half|thirds?|quarters?|(?:four|fif|six|seven|eigh|nin|ten)ths?)\b",
     ),
-    ("a magnitude", r"\s*(?:bn|mn|mil|grand|gross|per mille|(?-i:[kKMBT]))(?![\w'])|‰"),
+    ("a magnitude", r"\s*(?:bn|mn|mil|grand|gross|per mille|(?-i:[kKMBT]))(?![\w'&])|‰"),
     ("an expression", r"\s*(?:[+*×÷·⋅]|(?:pi|sqrt|log|ln|sin|cos|tan|mod)\b)"),
     ("a variable", r"\s*(?-i:[Α-ωb-fijnp-rt-zNXYZ])(?![\w'’]|\.[a-z])"),
     ("a second number in words", rf"[\s,/{DASHES}{_DASH}]*(?:{_JOINT}\b)?\s*(?:an? )?{_NUMBER_WORD}\b"),

@@ -1,0 +1,61 @@
+"""Rewards of one's own: `module:function` or `path/to/file.py:function` in a recipe."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from grpo_portable.errors import RecipeError
+from grpo_portable.rewards.setting import Reward
+
+
+def load(name: str) -> Reward:
+    """The function that `module:function` names. Modules are looked for in the working directory too.
+
+    RecipeError says which part failed: the form, the import, the attribute, or that it cannot be called.
+    """
+    where, _, attribute = name.rpartition(":")
+    if not where or not attribute.isidentifier():
+        raise RecipeError(
+            f"reward `{name}` is not of the form module:function", help="for example my_rewards:short_answers"
+        )
+    module = _file(name, Path(where)) if where.endswith(".py") else _module(name, where)
+    function = getattr(module, attribute, None)
+    if function is None:
+        raise RecipeError(f"reward `{name}` is not there", because=f"`{where}` has no `{attribute}`")
+    if not callable(function):
+        raise RecipeError(f"reward `{name}` is not a function", because=f"it is of type {type(function).__name__}")
+    return function
+
+
+def _module(name: str, where: str) -> ModuleType:
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:  # a console script does not look where it was started
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(where)
+    except Exception as error:  # the user's module may raise anything while it is imported
+        raise _unimportable(name, error) from error
+    finally:
+        if added:
+            sys.path.remove(here)
+
+
+def _file(name: str, file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise RecipeError(f"reward `{name}` is not there", because=f"there is no file `{file}`")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the user's file may raise anything while it is imported
+        raise _unimportable(name, error) from error
+    return module
+
+
+def _unimportable(name: str, error: Exception) -> RecipeError:
+    return RecipeError(f"reward `{name}` cannot be imported", because=f"{type(error).__name__}: {error}")

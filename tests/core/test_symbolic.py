@@ -1,0 +1,83 @@
+"""Symbolic equality in a child process: what is equal, what is not, and what happens when it takes too long."""
+
+import importlib.util
+import time
+
+import pytest
+
+from grpo_portable.errors import RecipeError
+from grpo_portable.rewards import resolve
+from grpo_portable.symbolic import SymbolicChecker
+
+installed = importlib.util.find_spec("math_verify") is not None
+needs_math_verify = pytest.mark.skipif(not installed, reason="math-verify is not installed")
+
+
+@pytest.fixture(scope="module")
+def checker():
+    with SymbolicChecker(time_limit_s=5) as checker:
+        yield checker
+
+
+@needs_math_verify
+@pytest.mark.parametrize(
+    ("answer", "gold", "equal"),
+    [
+        ("x^2+1", "1+x^2", True),
+        ("\\frac{\\pi}{2}", "\\pi/2", True),
+        ("(1,2)", "(1, 2)", True),
+        ("(2,1)", "(1,2)", False),
+        ("\\text{Evelyn}", "Evelyn", True),
+        ("2\\sqrt{2}", "\\sqrt{8}", True),
+        ("4", "4\\sqrt{2}", False),
+        ("1.5707963", "\\frac{\\pi}{2}", False),  # near is not equal
+        ("3", "\\pi", False),
+        ("1024", "2^{10}", True),
+        ("", "\\pi", False),
+        ("\\frac{", "\\pi", False),
+    ],
+)
+def test_equal_expressions(checker: SymbolicChecker, answer: str, gold: str, equal: bool) -> None:
+    assert checker.equal(answer, gold) is equal
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "equal"), [("1/2", "0.5", True), ("0.333333", "\\frac{1}{3}", False), ("50%", "0.5", False)]
+)
+def test_numbers_are_compared_exactly_and_without_a_child(answer: str, gold: str, equal: bool) -> None:
+    checker = SymbolicChecker()
+    assert checker.equal(answer, gold) is equal
+    assert checker._child is None
+
+
+@needs_math_verify
+def test_an_answer_that_takes_for_ever_is_wrong_and_the_next_one_is_checked() -> None:
+    with SymbolicChecker(time_limit_s=1.5) as checker:
+        assert checker.equal("\\pi", "\\pi") is True
+        began = time.perf_counter()
+        assert checker.equal("9^{9^{9^{9}}}", "\\pi") is False
+        assert time.perf_counter() - began < 6
+        assert checker.equal("\\pi", "\\pi") is True
+
+
+@needs_math_verify
+def test_the_reward_reads_numbers_itself_and_asks_for_the_rest() -> None:
+    (reward,) = resolve(["symbolic_correctness"], "boxed")
+    completions = ["\\boxed{\\frac{\\pi}{2}}", "\\boxed{18}", "\\boxed{19}", "no box", "\\boxed{1}"]
+    gold = ["\\pi/2", "18", "18", "\\pi", None]
+    assert reward(prompts=[""] * 5, completions=completions, gold=gold) == [1.0, 1.0, 0.0, 0.0, None]
+
+
+@pytest.mark.skipif(installed, reason="math-verify is installed")
+def test_without_math_verify_the_recipe_is_refused_with_the_command_that_helps() -> None:
+    with pytest.raises(RecipeError) as error:
+        resolve(["symbolic_correctness"], "boxed")
+    assert "math-verify" in str(error.value)
+    assert error.value.help is not None
+    assert "grpo-portable[math]" in error.value.help
+
+
+def test_the_child_that_cannot_start_scores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpo_portable.symbolic.sys.executable", "/bin/false")
+    with SymbolicChecker(start_limit_s=5) as checker:
+        assert checker.equal("x", "\\pi") is None
