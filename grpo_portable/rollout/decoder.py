@@ -143,12 +143,12 @@ class Decoder:
 
     def _still(self):
         """While a graph is warmed up and captured no row may advance: returns how to let them go on."""
-        kept, seen = self.alive.clone(), None if self.seen is None else self.seen.clone()
+        kept, tick, seen = self.alive.clone(), self.tick.clone(), None if self.seen is None else self.seen.clone()
         self.alive.zero_()
 
         def go_on() -> None:
             self.alive.copy_(kept)
-            self.tick.zero_()
+            self.tick.copy_(tick)
             if seen is not None and self.seen is not None:
                 self.seen.copy_(seen)
 
