@@ -167,3 +167,27 @@ def test_the_tiny_model_is_one_transformers_reads(tmp_path: Path) -> None:
         and tokenizer.eos_token_id == config.eos_token_id
         and max(ids) < config.vocab_size
     )
+
+
+@pytest.mark.parametrize(
+    ("files", "end", "words"),
+    [
+        ((), "error", "without its compiled code"),
+        (("_C_AVX2.abi3.so",), "ok", ""),
+        (("_C.abi3.so",), "error", "ImportError"),  # there, and broken: an empty file is no library
+        (("_C_stable_libtorch.abi3.so", "_moe_C.abi3.so"), "error", "ImportError"),
+        (("unrelated.so",), "error", "without its compiled code"),
+    ],
+)
+def test_a_husk_of_vllm_is_told_from_a_broken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], end: str, words: str
+) -> None:
+    """`import vllm` works in every one of these; the compiled code tells."""
+    (tmp_path / "torch.py").write_text("")
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("LLM = SamplingParams = object\n")
+    for name in files:
+        (tmp_path / "vllm" / name).write_bytes(b"")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    outcome = child.run("vllm_import", timeout_s=20)
+    assert outcome.end == end and words in (outcome.error or ""), outcome
