@@ -1,10 +1,10 @@
 """Makes the embedded model: `python -m grpo_portable.embedded.build [--out FOLDER] [--seed N]`.
 
-A small Llama learns the worked answers of `problems` in two phases. In the first all answers are right. In the second, the
-answers of some templates mostly hold the same slip each time (HABITS): the worked answer stops one step early, or a step
-uses another operation, worked correctly. What comes out knows its arithmetic and has bad habits, which is what GRPO can mend
-in a minute: the right plan is still sampled now and then, and the reward says which one it was. docs/embedded.md says what
-that does and doesn't demonstrate.
+A small Llama learns the worked answers of `problems` in two phases, with rows of bare calculations (drills) between them, since
+calculating is what it finds hard. In the first phase all answers are right. In the second, the answers of some templates
+mostly hold the same slip (HABITS): the worked answer stops one step early, or adds where it should not, worked correctly. What
+comes out can calculate and has bad habits, which is what GRPO can mend in a minute: the right plan is still sampled now and
+then, and the reward says which one it was. docs/embedded.md says what that does and doesn't demonstrate.
 
 One thread, so that the same seed on the same machine gives the same file. Only `dev` questions are looked at here.
 """
@@ -17,31 +17,45 @@ import math
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo_portable.embedded import model_folder
-from grpo_portable.embedded.problems import Problem, draw, draw_distinct, solve, worked
+from grpo_portable.embedded.problems import Calculation, Problem, draw, draw_distinct, worked
 
 END, PAD = "<|endoftext|>", "<|pad|>"
-STOP_EARLY = ()  # the slip that leaves the last step out; any other slip is the operations it uses instead
-
-# template -> (slip, how often the answers of the second phase hold it). A slip that cannot be worked becomes a stop.
-HABITS: dict[str, tuple[tuple[str, ...], float]] = {
-    "groups but fewer": (STOP_EARLY, 0.8),
-    "more than": (STOP_EARLY, 0.8),
-    "half, then fewer": (STOP_EARLY, 0.8),
-    "spend": (STOP_EARLY, 0.8),
-    "lose, gain": (("-", "-"), 0.8),
-    "fewer than": (("+", "+"), 0.8),
-    "times as many": (("+", "+"), 0.8),
+STOP_EARLY = ()  # the slip that leaves the last step out; any other slip is the operations used instead
+ADD_ALL = ("+", "+")
+HABITS: dict[str, tuple[str, ...]] = {  # template -> its slip
+    "groups but fewer": STOP_EARLY,
+    "more than": STOP_EARLY,
+    "half, then fewer": STOP_EARLY,
+    "spend": STOP_EARLY,
+    "lose, gain": ADD_ALL,
+    "fewer than": ADD_ALL,
+    "times as many": ADD_ALL,
 }
 
 
 @dataclass(frozen=True)
+class Phase:
+    """Supervised steps on batches of `problems` problems and `drills` rows of bare calculations."""
+
+    steps: int
+    peak_learning_rate: float
+    problems: int
+    drills: int
+    slips: float  # share of answers with the template's slip, of the templates that have one
+
+
+RIGHT = Phase(1900, 2e-3, 16, 16, 0.0)
+HABIT = Phase(200, 5e-4, 24, 8, 0.8)  # four to one: far enough from a tie that chance alone rarely turns a habit
+
+
+@dataclass(frozen=True)
 class Settings:
-    """Shape and schooling of the model. Batches are of `batch` problems; learning rates fall by a cosine to a tenth."""
+    """Shape and schooling of the model."""
 
     seed: int = 0
     vocabulary: int = 512
@@ -49,44 +63,39 @@ class Settings:
     layers: int = 4
     heads: int = 4
     mlp: int = 384
-    batch: int = 64
-    right_steps: int = 900
-    right_learning_rate: float = 2e-3
-    habit_steps: int = 200
-    habit_learning_rate: float = 5e-4
     weight_decay: float = 0.05
+    phases: tuple[Phase, ...] = (RIGHT, HABIT)
 
 
 def build(out: Path, settings: Settings) -> dict[str, Any]:
-    """Write model and tokenizer into `out`; what was done and the accuracy on 300 dev questions is returned, and in built.json."""
+    """Write model and tokenizer into `out`. Returned, and written to built.json: settings, size, accuracy on 300 dev questions."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    start = time.time()
     try:
         torch.manual_seed(settings.seed)
         rng = random.Random(f"build {settings.seed}")
         tokenizer = make_tokenizer(settings.vocabulary)
         model = make_model(settings, tokenizer)
-        for steps, peak, habits in (
-            (settings.right_steps, settings.right_learning_rate, False),
-            (settings.habit_steps, settings.habit_learning_rate, True),
-        ):
-            school(model, batches(tokenizer, rng, settings.batch, habits), steps, peak, settings.weight_decay)
-        seconds = time.time() - start
+        for phase in settings.phases:
+            school(model, batches(tokenizer, rng, phase), phase, settings.weight_decay)
         save(model, tokenizer, out)
         accuracy = greedy_accuracy(out, draw_distinct("dev", 300))
     finally:
         torch.set_num_threads(threads)
     parameters = sum(weight.numel() for weight in model.parameters())
-    record = {"parameters": parameters, "seconds": round(seconds), "dev_accuracy": accuracy, "settings": vars(settings)}
+    record = {
+        "parameters": parameters,
+        "dev_accuracy": accuracy,
+        "settings": asdict(settings),
+    }
     (out / "built.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return record
 
 
 def make_tokenizer(vocabulary: int) -> Any:
-    """Byte-level BPE learnt from training problems; every digit is a token (with the space before it, if any), a line end too."""
+    """Byte-level BPE learnt from training problems. Every digit is a token, with the space before it if any; so is a line end."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -137,55 +146,65 @@ def text(problem: Problem, answer: str) -> str:
     return f"{problem.question}\n{answer}"
 
 
-def habitual(problem: Problem, rng: random.Random) -> str:
-    """The worked answer, with its template's slip as often as HABITS says."""
-    slip, often = HABITS.get(problem.template.name, (STOP_EARLY, 0.0))
-    if rng.random() >= often:
+def habitual(problem: Problem, rng: random.Random, slips: float) -> str:
+    """The worked answer, with its template's slip in a share `slips` of cases."""
+    slip = HABITS.get(problem.template.name)
+    if slip is None or rng.random() >= slips:
         return problem.answer
-    if slip != STOP_EARLY and solve(problem.template, problem.numbers, slip):
-        return worked(problem.calculations(slip))
-    return worked(problem.calculations()[:-1])
+    return worked(problem.calculations(slip) if slip else problem.calculations()[:-1])
 
 
-def batches(tokenizer: Any, rng: random.Random, size: int, habits: bool) -> Iterator[tuple[Any, Any]]:
-    """Endless (input ids, labels), both (size, T), padded right. Labels of the question are left out; the model is to learn
-    the answer from the line end after the question on, so it can be asked with or without that line end."""
+def batches(tokenizer: Any, rng: random.Random, phase: Phase) -> Iterator[tuple[Any, Any]]:
+    """Endless (input ids, labels), both (rows, T), padded right. The question has no labels; the model learns the answer from
+    the line end after the question on, so it can be asked with or without that line end."""
     import torch
 
     while True:
-        problems = [draw("train", rng) for _ in range(size)]
-        answers = [habitual(p, rng) if habits else p.answer for p in problems]
-        questions = tokenizer([p.question for p in problems])["input_ids"]
-        answer_ids = tokenizer([f"\n{a}" for a in answers])["input_ids"]
-        rows = [q + a + [tokenizer.eos_token_id] for q, a in zip(questions, answer_ids, strict=True)]
-        longest = max(map(len, rows))
-        ids = torch.tensor([row + [tokenizer.pad_token_id] * (longest - len(row)) for row in rows])
+        rows: list[tuple[list[int], int]] = []  # token ids, and how many of them are given
+        for _ in range(phase.problems):
+            problem = draw("train", rng)
+            question = tokenizer(problem.question)["input_ids"]
+            answer = tokenizer(f"\n{habitual(problem, rng, phase.slips)}")["input_ids"]
+            rows.append((question + answer + [tokenizer.eos_token_id], len(question)))
+        rows += [(tokenizer(drill(rng))["input_ids"], 1) for _ in range(phase.drills)]
+        longest = max(len(ids) for ids, _ in rows)
+        ids = torch.tensor([ids + [tokenizer.pad_token_id] * (longest - len(ids)) for ids, _ in rows])
+        first = torch.tensor([given for _, given in rows])[:, None]
+        last = torch.tensor([len(ids) for ids, _ in rows])[:, None]
         at = torch.arange(longest)
-        first = torch.tensor([len(q) for q in questions])[:, None]
-        last = torch.tensor([len(row) for row in rows])[:, None]
         yield ids, torch.where((at >= first) & (at < last), ids, -100)
 
 
-def school(model: Any, data: Iterator[tuple[Any, Any]], steps: int, peak: float, weight_decay: float) -> None:
-    """Supervised steps: AdamW, warm-up over a twentieth, cosine down to a tenth of the peak. Padding is on the right, so
+def drill(rng: random.Random) -> str:
+    """Seven calculations of training problems, a line each: as long as a problem, with four times its calculations."""
+    done: list[Calculation] = []
+    while len(done) < 7:
+        done += draw("train", rng).calculations()
+    return "".join(f" {c.formula}\n" for c in done[:7])
+
+
+def school(model: Any, data: Iterator[tuple[Any, Any]], phase: Phase, weight_decay: float) -> None:
+    """The steps of a phase: AdamW, warm-up over a twentieth, cosine down to a tenth of the peak. Padding is on the right, so
     causal attention needs no mask."""
     import torch
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=weight_decay)
-    warmup = max(1, steps // 20)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=phase.peak_learning_rate, betas=(0.9, 0.98), weight_decay=weight_decay
+    )
+    warmup = max(1, phase.steps // 20)
     model.train()
-    for step in range(steps):
-        fall = 0.55 + 0.45 * math.cos(math.pi * step / steps)
+    for step in range(phase.steps):
+        fall = 0.55 + 0.45 * math.cos(math.pi * step / phase.steps)
         for group in optimizer.param_groups:
-            group["lr"] = peak * min((step + 1) / warmup, fall)
+            group["lr"] = phase.peak_learning_rate * min((step + 1) / warmup, fall)
         ids, labels = next(data)
         loss = model(input_ids=ids, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if (step + 1) % 50 == 0 or step + 1 == steps:
-            print(f"step {step + 1}/{steps}  loss {loss.item():.4f}", flush=True)
+        if (step + 1) % 100 == 0 or step + 1 == phase.steps:
+            print(f"step {step + 1}/{phase.steps}  loss {loss.item():.4f}", flush=True)
 
 
 def save(model: Any, tokenizer: Any, out: Path) -> None:
@@ -222,10 +241,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=model_folder())
     parser.add_argument("--seed", type=int, default=Settings.seed)
     arguments = parser.parse_args()
+    start = time.perf_counter()
     record = build(arguments.out, Settings(seed=arguments.seed))
-    print(
-        f"{record['parameters']:,} parameters in {record['seconds']} s, {record['dev_accuracy']:.1%} on dev: {arguments.out}"
-    )
+    seconds = time.perf_counter() - start
+    print(f"{record['parameters']:,} parameters, {record['dev_accuracy']:.1%} on dev, {seconds:.0f} s: {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -35,8 +35,12 @@ class Calculation:
     right: int
     result: int
 
+    @property
+    def formula(self) -> str:
+        return f"{self.left} {self.operation} {self.right} = {self.result}"
+
     def __str__(self) -> str:
-        return self.sentence.replace("{calc}", f"{self.left} {self.operation} {self.right} = {self.result}")
+        return self.sentence.replace("{calc}", self.formula)
 
 
 @dataclass(frozen=True)
