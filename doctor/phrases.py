@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from doctor.diagnosis import PATHS, Diagnosis, Help, Wall
+from doctor.diagnosis import GPU_PATHS, PATHS, Diagnosis, Help, Wall
 from doctor.facts import ABSENT, Facts, Gpu, Probe
 from doctor.privacy import scrub
 
-_BASE = {None: "16-bit base", "fp8": "FP8 base", "nf4": "4-bit NF4 base"}
+_BASE = {None: "16-bit base + LoRA", "fp8": "16-bit base + LoRA, FP8 copy for rollouts", "nf4": "4-bit NF4 base + LoRA"}
 _ENGINE = {"vllm": "vLLM", "portable": "the portable engine"}
 
 
@@ -44,9 +44,9 @@ def how(d: Diagnosis) -> str | None:
         return None
     base = _BASE.get(plan.quantization, scrub(str(plan.quantization)))
     if plan.dtype == "float32" and plan.quantization is None:
-        base = "32-bit base"
+        base = "32-bit base + LoRA"
     engine = _ENGINE.get(plan.engine or "", scrub(plan.engine or "an engine"))
-    return f"{base} + LoRA, computes in {plan.dtype or 'an unknown type'}, rollouts by {engine}"
+    return f"{base}, computes in {plan.dtype or 'an unknown type'}, rollouts by {engine}"
 
 
 def memory(d: Diagnosis) -> str | None:
@@ -85,6 +85,23 @@ def path_rows(d: Diagnosis) -> list[tuple[str, str, str]]:
     return rows
 
 
+def closed_by(d: Diagnosis) -> list[str]:
+    """`GPU-NONE closes fp8-vllm, ...` for each set of walls that closes something, paths together."""
+    paths: dict[str, list[str]] = {}
+    for name, state, why in path_rows(d):
+        if state == "closed":
+            paths.setdefault(why or "an unnamed wall", []).append(name)
+    return [f"{why}: {_named(names)}" for why, names in paths.items()]
+
+
+def _named(paths: Iterable[str]) -> str:
+    """`every path`, `every GPU path` or the paths by name."""
+    names = list(paths)
+    if set(names) >= set(PATHS):
+        return "every path"
+    return "every GPU path" if set(names) == set(GPU_PATHS) else ", ".join(names)
+
+
 def better_walls(d: Diagnosis) -> tuple[list[Wall], list[Wall], list[Wall]]:
     """Walls that close a path better than the chosen one, walls that close only others, and warnings."""
     paths = list(PATHS)
@@ -97,11 +114,7 @@ def better_walls(d: Diagnosis) -> tuple[list[Wall], list[Wall], list[Wall]]:
 
 def closes(wall: Wall) -> str:
     """`every path`, `every GPU path` or the paths by name."""
-    if set(wall.closes) >= set(PATHS):
-        return "every path"
-    if set(wall.closes) == set(PATHS[:-1]):
-        return "every GPU path"
-    return ", ".join(wall.closes)
+    return _named(wall.closes)
 
 
 def help_text(help: Help) -> str:

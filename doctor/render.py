@@ -142,11 +142,10 @@ def _machine(d: Diagnosis, style: Style, verbose: bool) -> str:
 
 def paste_lines(d: Diagnosis) -> list[str]:
     """The block for a bug report: version, choice and what stands in its way, then the facts."""
-    closed = [f"{name} ({why})" if why else name for name, state, why in phrases.path_rows(d) if state == "closed"]
     first = f"grpo-doctor {__version__}: {d.plan.path or 'no path'}"
     if d.plan.model:
         first += f" for {scrub(d.plan.model)}"
-    return [first, *(["closed: " + ", ".join(closed)] if closed else []), *phrases.fact_lines(d.facts)]
+    return [first, *(f"closed by {line}" for line in phrases.closed_by(d)), *phrases.fact_lines(d.facts)]
 
 
 def _paragraph(content: str, first: int, rest: int, paint=lambda s: s) -> str:  # type: ignore[no-untyped-def]

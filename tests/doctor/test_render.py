@@ -62,8 +62,9 @@ Worse paths are also closed by FP16-NEEDLESS (-v shows them)
 
 This machine (nothing private in it: paste it into a bug report)
   grpo-doctor 0.1.0: bf16-hf for Qwen/Qwen3-4B
-  closed: fp8-vllm (VLLM-ABSENT, FP8-CUDA-129), bf16-vllm (VLLM-ABSENT),
-    fp16-vllm (VLLM-ABSENT), fp16-hf (FP16-NEEDLESS)
+  closed by VLLM-ABSENT, FP8-CUDA-129: fp8-vllm
+  closed by VLLM-ABSENT: bf16-vllm, fp16-vllm
+  closed by FP16-NEEDLESS: fp16-hf
   linux x86_64, Ubuntu 22.04, glibc 2.35, Python 3.12, RAM 64 GiB, /dev/shm
     0.062 GiB, in a container
   GPU 0: NVIDIA GeForce RTX 5090, 12.0, 31.0 of 31.8 GiB free
