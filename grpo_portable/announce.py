@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 
 from doctor.diagnosis import PATHS, Diagnosis
 from grpo_portable.recipe import Recipe
+from grpo_portable.settle import Settled
 
 WIDTH = 88
 
 
-def plan_text(recipe: Recipe, diagnosis: Diagnosis, reasons: Sequence[str], minutes: str | None) -> str:
+def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None) -> str:
     """A block of lines; every choice with its reason, readable without colour."""
-    plan = diagnosis.plan
+    recipe, ledger = settled.recipe, settled.ledger
     completions = recipe.prompts_per_step * recipe.group_size
     rows = [
         ("path", f"{recipe.path} ({_engine(recipe)})"),
@@ -31,13 +31,13 @@ def plan_text(recipe: Recipe, diagnosis: Diagnosis, reasons: Sequence[str], minu
             + (f", after a bootstrap of {recipe.bootstrap_epochs:g} epochs" if recipe.bootstrap_epochs else ""),
         ),
     ]
-    if plan.memory is not None and plan.memory.need_gib is not None and plan.path == recipe.path:
-        parts = ", ".join(f"{name} {gib:.2f}" for name, gib in plan.memory.ledger.items() if gib >= 0.005)
-        have = f" of {plan.memory.have_gib:.1f}" if plan.memory.have_gib is not None else ""
-        rows.append(("memory", f"{plan.memory.need_gib:.2f}{have} GiB: {parts}"))
+    if ledger is not None:
+        parts = ", ".join(f"{name} {gib:.2f}" for name, gib in ledger.ledger.items() if gib >= 0.005)
+        have = f" of {ledger.have_gib:.1f}" if ledger.have_gib is not None else ""
+        rows.append(("memory", f"{ledger.need_gib:.2f}{have} GiB: {parts}"))
     if minutes:
         rows.append(("time", minutes))
-    rows += [("because" if i == 0 else "", reason) for i, reason in enumerate(reasons)]
+    rows += [("because" if i == 0 else "", reason) for i, reason in enumerate(settled.reasons)]
     lines = ["plan"] + [line for name, text in rows for line in _row(name, text)]
     closing = _closing(recipe, diagnosis)
     return "\n".join(lines + (["", "what closed the faster paths", *closing] if closing else []))

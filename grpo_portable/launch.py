@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from doctor import memory
 from doctor.diagnosis import Diagnosis, diagnosis_to_json
 from doctor.facts import Facts, facts_to_json
+from doctor.shapes import shape_of
 from grpo_portable import announce, catalogue, reach, supervise
 from grpo_portable import run as run_folder
+from grpo_portable.embedded import model_folder
 from grpo_portable.errors import PathClosed, RecipeError, RunFolderError
 from grpo_portable.recipe import Recipe, load, override
 from grpo_portable.rollout.available import unavailable
@@ -38,7 +41,7 @@ def train(
     """Train from a recipe's name or file, or let `--auto` pick one; print the plan, run it, print the verdict."""
     prepared = prepare(name, auto=auto, overrides=overrides)
     recipe = prepared.settled.recipe
-    text = announce.plan_text(recipe, prepared.diagnosis, prepared.settled.reasons, minutes(recipe, prepared.diagnosis))
+    text = announce.plan_text(prepared.settled, prepared.diagnosis, minutes(recipe, prepared.diagnosis))
     print(text, flush=True)
     if dry_run:
         return
@@ -88,10 +91,13 @@ def prepare(name: str | None, *, auto: bool, overrides: Sequence[str]) -> Prepar
         recipe, notes = _auto_recipe(facts, overrides)
         name = notes.pop(0)
     diagnosis = plan.diagnose(facts, recipe.model, **shape_options(recipe))
-    settled = settle(recipe, diagnosis, auto=auto, can_run=unavailable())
-    if settled.recipe.path != diagnosis.plan.path:  # the ledger must speak of the path that runs
-        diagnosis = plan.diagnose(facts, recipe.model, only=settled.recipe.path, **shape_options(recipe))
-        settled = settle(recipe, diagnosis, auto=auto, can_run=unavailable())
+    settled = settle(
+        recipe,
+        diagnosis,
+        auto=auto,
+        can_run=unavailable(),
+        ledger_of=lambda path: ledger_of(recipe, diagnosis, path),
+    )
     stem = Path(str(name)).stem
     return Prepared(stem, replace(settled, reasons=(*notes, *settled.reasons)), diagnosis)
 
@@ -105,6 +111,19 @@ def shape_options(recipe: Recipe) -> dict[str, int]:
         "completion_tokens": recipe.max_completion_tokens,
         "lora_rank": recipe.lora_rank,
     }
+
+
+def ledger_of(recipe: Recipe, diagnosis: Diagnosis, path: str) -> memory.Settled | None:
+    """What a path needs of the card the doctor chose (`cpu`: of the system), None when the model's shape is not known."""
+    from doctor.plan import card_memory
+
+    shape = shape_of(str(model_folder()) if recipe.model == "embedded" else recipe.model)
+    if shape is None:
+        return None
+    facts, chosen = diagnosis.facts, diagnosis.plan.gpus
+    card = next((g for g in facts.gpus or () if path != "cpu" and (not chosen or g.index == chosen[0])), None)
+    have = facts.host.ram_gib if path == "cpu" else card_memory(facts, card)[0] if card else None
+    return memory.settle(shape, path, have, **shape_options(recipe))
 
 
 def minutes(recipe: Recipe, diagnosis: Diagnosis) -> str | None:

@@ -6,27 +6,39 @@ run folder keeps, so that running it again without `--auto` repeats the run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from doctor import memory
 from doctor.diagnosis import PATHS, Diagnosis
 from grpo_portable.errors import PathClosed, RecipeError
 from grpo_portable.recipe import Recipe, check
 
-PREFERRED_ROWS = 256  # rows generated at once where nothing is known of memory
+UNKNOWN_MICRO_BATCH, UNKNOWN_ROWS = 4, 64  # where the model's shape is not known
 
 
 @dataclass(frozen=True)
 class Settled:
+    """`ledger` is the memory of the path that runs, None when the model's shape is not known."""
+
     recipe: Recipe
     reasons: tuple[str, ...]
+    ledger: memory.Settled | None = None
 
 
-def settle(recipe: Recipe, diagnosis: Diagnosis, *, auto: bool, can_run: Mapping[str, str | None]) -> Settled:
+def settle(
+    recipe: Recipe,
+    diagnosis: Diagnosis,
+    *,
+    auto: bool,
+    can_run: Mapping[str, str | None],
+    ledger_of: Callable[[str], memory.Settled | None],
+) -> Settled:
     """The complete recipe and the reasons of what was chosen.
 
-    `can_run` maps each path to None, or to the reason why this installation has no engine for it. PathClosed when the path
-    asked for is closed, or none is open; RecipeError when something is `auto` and the user did not say `--auto`.
+    `can_run` maps each path to None, or to the reason why this installation has no engine for it; `ledger_of` gives what a
+    path needs of this machine's memory. PathClosed when the path asked for is closed, or none is open; RecipeError when
+    something is `auto` and the user did not say `--auto`.
     """
     if not auto:
         open_keys = [key for key in ("path", "model", "data") if getattr(recipe, key) == "auto"]
@@ -40,9 +52,10 @@ def settle(recipe: Recipe, diagnosis: Diagnosis, *, auto: bool, can_run: Mapping
             "DoRA de-quantises every base weight in every forward pass: expect slow updates on 4-bit weights"
         )
     settled = replace(recipe, path=path, eval_data=recipe.data if recipe.eval_data == "auto" else recipe.eval_data)
-    settled = _sizes(settled, diagnosis, reasons)
+    ledger = ledger_of(path)
+    settled = _sizes(settled, ledger, reasons)
     check(settled, "the settled recipe")
-    return Settled(settled, tuple(reasons))
+    return Settled(settled, tuple(reasons), ledger)
 
 
 def _path(recipe: Recipe, diagnosis: Diagnosis, can_run: Mapping[str, str | None]) -> tuple[str, list[str]]:
@@ -78,28 +91,21 @@ def _path(recipe: Recipe, diagnosis: Diagnosis, can_run: Mapping[str, str | None
     )
 
 
-def _sizes(recipe: Recipe, diagnosis: Diagnosis, reasons: list[str]) -> Recipe:
+def _sizes(recipe: Recipe, ledger: memory.Settled | None, reasons: list[str]) -> Recipe:
     """Micro-batch, rows and checkpointing: the ledger's where it knows the model, small and safe where it does not."""
     completions = recipe.prompts_per_step * recipe.group_size
-    plan = diagnosis.plan
-    known = plan.path == recipe.path
-    micro_batch: int | str = recipe.micro_batch
-    if micro_batch == "auto":
-        room = (plan.micro_batch if known else None) or min(8, completions)
-        micro_batch = max(d for d in range(1, min(room, completions) + 1) if completions % d == 0)
-        reasons.append(f"micro-batch {micro_batch} of {completions} completions a step")
-    rows: int | str = recipe.rollout_rows
-    if rows == "auto":
-        rows = max(1, (plan.rollout_rows if known else None) or PREFERRED_ROWS)
-    checkpointing = recipe.gradient_checkpointing
-    if checkpointing == "auto":
-        checkpointing = recipe.path != "cpu"
-    optimizer = recipe.optimizer
-    if optimizer == "auto":
-        optimizer = "adamw"
-    return replace(
-        recipe, micro_batch=micro_batch, rollout_rows=rows, gradient_checkpointing=checkpointing, optimizer=optimizer
-    )
+    changes: dict[str, int | bool | str] = {}
+    if recipe.micro_batch == "auto":
+        room = min(ledger.micro_batch if ledger else UNKNOWN_MICRO_BATCH, completions)
+        changes["micro_batch"] = max(d for d in range(1, room + 1) if completions % d == 0)
+        reasons.append(f"micro-batch {changes['micro_batch']} of {completions} completions a step")
+    if recipe.rollout_rows == "auto":
+        changes["rollout_rows"] = max(1, ledger.rollout_rows if ledger else min(UNKNOWN_ROWS, completions))
+    if recipe.gradient_checkpointing == "auto":
+        changes["gradient_checkpointing"] = ledger.checkpointing if ledger else recipe.path != "cpu"
+    if recipe.optimizer == "auto":
+        changes["optimizer"] = "adamw"
+    return replace(recipe, **changes)  # type: ignore[arg-type]
 
 
 def _first_help(wall: object) -> str | None:

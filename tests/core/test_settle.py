@@ -4,7 +4,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from doctor.diagnosis import PATHS, Diagnosis, Help, Memory, PathState, Plan, Wall
+from doctor import memory
+from doctor.diagnosis import PATHS, Diagnosis, Help, PathState, Plan, Wall
 from doctor.facts import Facts
 from grpo_portable import announce
 from grpo_portable.catalogue import pick
@@ -23,20 +24,28 @@ NO_VLLM = Wall(
 )
 
 
-def diagnosis(path, closed=(), misfits=(), walls=(FP8, NO_VLLM), micro_batch=16, rows=128):
+def diagnosis(path, closed=(), misfits=(), walls=(FP8, NO_VLLM)):
     states = {
         p: PathState(p not in closed, p not in misfits, tuple(w.code for w in walls if p in w.closes)) for p in PATHS
     }
-    memory = Memory(6.0, 24.0, {"weights": 4.0, "KV cache": 2.0})
-    plan = Plan(path, "portable", "bfloat16", None, (0,), "org/model", memory, micro_batch, rows, ("24 GiB are free",))
+    plan = Plan(path, "portable", "bfloat16", None, (0,), "org/model", None, None, None, ("24 GiB are free",))
     return Diagnosis(plan, walls, states, None, Facts())
 
 
+def ledger(micro_batch=16, rows=128):
+    parts = {"weights": 4.0, "KV cache": 2.0}
+    setting = memory.Setting(base="bf16")
+    return lambda path: memory.Settled(
+        6.0, 24.0, parts, micro_batch, rows, True, True, True, "fits", "bf16", "update", setting
+    )
+
+
+LEDGER = ledger()
 CLOSED = ("fp8-vllm", "bf16-vllm", "fp16-vllm", "fp8-hf", "fp16-hf")
 
 
 def test_nothing_is_auto_afterwards_and_the_reasons_stay():
-    settled = settle(RECIPE, diagnosis("bf16-hf", CLOSED), auto=True, can_run=RUNS)
+    settled = settle(RECIPE, diagnosis("bf16-hf", CLOSED), auto=True, can_run=RUNS, ledger_of=LEDGER)
     assert (
         "auto"
         not in asdict(replace(settled.recipe, chat_template="none", question_column="q", answer_column="a")).values()
@@ -52,26 +61,30 @@ def test_nothing_is_auto_afterwards_and_the_reasons_stay():
 def test_the_micro_batch_divides_the_step(room, prompts, group, expected):
     recipe = replace(RECIPE, prompts_per_step=prompts, group_size=group)
     assert (
-        settle(recipe, diagnosis("bf16-hf", CLOSED, micro_batch=room), auto=True, can_run=RUNS).recipe.micro_batch
+        settle(recipe, diagnosis("bf16-hf", CLOSED), auto=True, can_run=RUNS, ledger_of=ledger(room)).recipe.micro_batch
         == expected
     )
 
 
 def test_without_auto_an_open_choice_is_refused():
     with pytest.raises(RecipeError) as caught:
-        settle(RECIPE, diagnosis("bf16-hf", CLOSED), auto=False, can_run=RUNS)
+        settle(RECIPE, diagnosis("bf16-hf", CLOSED), auto=False, can_run=RUNS, ledger_of=LEDGER)
     assert "`path` is `auto`" in str(caught.value) and "--auto" in caught.value.help
 
 
 def test_a_settled_recipe_needs_no_auto_and_settles_to_itself():
     d = diagnosis("bf16-hf", CLOSED)
-    once = settle(RECIPE, d, auto=True, can_run=RUNS).recipe
-    assert settle(once, d, auto=False, can_run=RUNS).recipe == once
+    once = settle(RECIPE, d, auto=True, can_run=RUNS, ledger_of=LEDGER).recipe
+    assert settle(once, d, auto=False, can_run=RUNS, ledger_of=LEDGER).recipe == once
 
 
 def test_a_path_without_an_engine_here_is_passed_over_with_the_reason():
     settled = settle(
-        RECIPE, diagnosis("fp8-hf"), auto=True, can_run={**RUNS, "fp8-vllm": "no engine", "bf16-vllm": "none"}
+        RECIPE,
+        diagnosis("fp8-hf"),
+        auto=True,
+        can_run={**RUNS, "fp8-vllm": "no engine", "bf16-vllm": "none"},
+        ledger_of=LEDGER,
     )
     assert settled.recipe.path == "fp16-vllm"
     assert "fp8-vllm is passed over: no engine" in settled.reasons
@@ -79,34 +92,38 @@ def test_a_path_without_an_engine_here_is_passed_over_with_the_reason():
 
 def test_a_path_without_room_is_no_choice():
     assert (
-        settle(RECIPE, diagnosis("qlora-hf", CLOSED, misfits=("bf16-hf",)), auto=True, can_run=RUNS).recipe.path
+        settle(
+            RECIPE, diagnosis("qlora-hf", CLOSED, misfits=("bf16-hf",)), auto=True, can_run=RUNS, ledger_of=LEDGER
+        ).recipe.path
         == "qlora-hf"
     )
 
 
 def test_a_closed_path_that_was_asked_for_names_the_wall():
     with pytest.raises(PathClosed) as caught:
-        settle(replace(RECIPE, path="bf16-vllm"), diagnosis("bf16-hf", CLOSED), auto=True, can_run=RUNS)
+        settle(
+            replace(RECIPE, path="bf16-vllm"), diagnosis("bf16-hf", CLOSED), auto=True, can_run=RUNS, ledger_of=LEDGER
+        )
     assert caught.value.because == "vLLM is not installed" and caught.value.help == "pip install vllm"
     assert caught.value.exit_code == 1
 
 
 def test_no_open_path_is_an_error_with_the_first_wall():
     with pytest.raises(PathClosed) as caught:
-        settle(RECIPE, diagnosis(None, PATHS), auto=True, can_run=RUNS)
+        settle(RECIPE, diagnosis(None, PATHS), auto=True, can_run=RUNS, ledger_of=LEDGER)
     assert "no path is open" in str(caught.value)
 
 
 def test_all_weights_are_never_trained_on_a_quantised_base():
     recipe = replace(RECIPE, lora_rank=0)
-    settled = settle(recipe, diagnosis("qlora-hf", (*CLOSED, "bf16-hf")), auto=True, can_run=RUNS)
+    settled = settle(recipe, diagnosis("qlora-hf", (*CLOSED, "bf16-hf")), auto=True, can_run=RUNS, ledger_of=LEDGER)
     assert settled.recipe.path == "cpu"
 
 
 def test_the_plan_as_text_says_what_why_and_what_was_closed():
     d = diagnosis("bf16-hf", CLOSED)
-    settled = settle(RECIPE, d, auto=True, can_run=RUNS)
-    text = announce.plan_text(settled.recipe, d, settled.reasons, "about 12 minutes")
+    settled = settle(RECIPE, d, auto=True, can_run=RUNS, ledger_of=LEDGER)
+    text = announce.plan_text(settled, d, "about 12 minutes")
     for words in (
         "bf16-hf",
         "no vLLM",
