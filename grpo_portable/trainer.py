@@ -17,15 +17,14 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_portable import checkpoint, policy
+from grpo_portable import checkpoint, metrics, policy
+from grpo_portable.batches import Steps, micro_batches, questions_of
 from grpo_portable.errors import EngineError
 from grpo_portable.guards import NonFiniteGuard, StopSignal, first_not_finite, require_finite
 from grpo_portable.progress import summary
@@ -34,129 +33,7 @@ from grpo_portable.recipe import Recipe
 from grpo_portable.rewards.advantages import group_advantages, total
 from grpo_portable.rewards.faults import FaultCounter, guarded
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling
-from grpo_portable.run import RunFolder, append_line, read_lines, write_atomically
-
-CISPO_CLIP = 5.0  # ScaleRL's upper clip, arXiv 2510.13786; TRL would take `epsilon` and scale every gradient by 0.2
-_LEFT_PADDED = ("prompt_ids", "prompt_mask")
-_RIGHT_PADDED = (
-    "completion_ids",
-    "completion_mask",
-    "old_per_token_logps",
-    "ref_per_token_logps",
-    "sampling_per_token_logps",
-    "importance_sampling_ratio",
-)
-
-
-def training_arguments(recipe: Recipe, *, output_dir: Path, dtype: str, cpu: bool, world: int = 1) -> GRPOConfig:
-    """The recipe as TRL's arguments. One rollout fills one accumulation window: N = m * A * world."""
-    rows = recipe.prompts_per_step * recipe.group_size
-    micro_batch = int(recipe.micro_batch)
-    accumulation = rows // (micro_batch * world)
-    sequence_level = recipe.loss == "gspo"
-    upper_clip = CISPO_CLIP if recipe.loss == "cispo" and recipe.epsilon_high is None else recipe.epsilon_high
-    return GRPOConfig(
-        output_dir=str(output_dir),
-        max_steps=recipe.steps,
-        per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=accumulation,
-        steps_per_generation=accumulation,
-        num_generations=recipe.group_size,
-        num_iterations=recipe.num_iterations,
-        max_completion_length=recipe.max_completion_tokens,
-        temperature=recipe.temperature,
-        top_p=recipe.top_p,
-        top_k=recipe.top_k,
-        min_p=recipe.min_p or None,
-        repetition_penalty=recipe.repetition_penalty,
-        loss_type="grpo" if sequence_level else recipe.loss,
-        importance_sampling_level="sequence" if sequence_level else "token",
-        beta=recipe.beta,
-        epsilon=recipe.epsilon,
-        epsilon_high=upper_clip,
-        scale_rewards=recipe.scale_rewards,
-        reward_weights=list(recipe.reward_weights) or None,
-        learning_rate=recipe.learning_rate,
-        lr_scheduler_type="constant_with_warmup" if recipe.lr_schedule == "constant" else recipe.lr_schedule,
-        warmup_steps=recipe.warmup_steps,
-        weight_decay=recipe.weight_decay,
-        adam_beta2=recipe.adam_beta2,
-        optim="adamw_bnb_8bit" if recipe.optimizer == "adamw_8bit" else "adamw_torch",
-        max_grad_norm=recipe.max_grad_norm,
-        seed=recipe.seed,
-        bf16=dtype == "bfloat16",  # TRL's default is true, also on a CPU
-        fp16=dtype == "float16",
-        use_cpu=cpu,
-        gradient_checkpointing=recipe.gradient_checkpointing is True,  # TRL's default is true
-        gradient_checkpointing_kwargs={"use_reentrant": False} if recipe.gradient_checkpointing is True else None,
-        report_to=list(recipe.report_to),
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        save_strategy="no",
-        disable_tqdm=True,
-        ignore_data_skip=True,
-        shuffle_dataset=False,
-    )
-
-
-@cache
-def _order(count: int, seed: int, epoch: int) -> tuple[int, ...]:
-    order = list(range(count))
-    random.Random(f"order {seed} {epoch}").shuffle(order)
-    return tuple(order)
-
-
-def questions_of(rollout: int, *, count: int, per_rollout: int, seed: int) -> list[int]:
-    """The `per_rollout` question indices of a rollout: the next ones of an endless row of shuffled passes over the data."""
-    places = range(rollout * per_rollout, (rollout + 1) * per_rollout)
-    return [_order(count, seed, place // count)[place % count] for place in places]
-
-
-def micro_batches(batch: Mapping[str, Any], parts: int, *, by_length: bool) -> list[dict[str, Any]]:
-    """A generation batch (N, ...) cut into `parts` equal ones, each without the padding columns it does not need.
-
-    `by_length` puts rows with no advantage last and orders the rest by length, so that little is padded.
-    """
-    completion_mask = batch["completion_mask"]
-    rows = completion_mask.size(0)
-    order = list(range(rows))
-    if by_length:
-        lengths = (batch["prompt_mask"].sum(1) + completion_mask.sum(1)).tolist()
-        idle = (batch["advantages"] == 0).tolist()
-        order.sort(key=lambda row: (idle[row], -lengths[row], row))
-    index = torch.tensor(order, device=completion_mask.device).chunk(parts)
-    return [_trimmed({k: v[i] if _per_row(v, rows) else v for k, v in batch.items()}) for i in index]
-
-
-def _per_row(value: Any, rows: int) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.size(0) == rows
-
-
-def _trimmed(part: dict[str, Any]) -> dict[str, Any]:
-    longest_prompt = max(1, int(part["prompt_mask"].sum(1).max()))
-    longest_completion = max(1, int(part["completion_mask"].sum(1).max()))
-    for key in _LEFT_PADDED:
-        part[key] = part[key][:, -longest_prompt:]
-    for key in _RIGHT_PADDED:
-        if part.get(key) is not None and part[key].dim() == 2 and part[key].size(1) > 1:
-            part[key] = part[key][:, :longest_completion]
-    return part
-
-
-class _Steps:
-    """What transformers' loop reads as its dataloader: for each optimizer step A times the rows of that step's rollout."""
-
-    def __init__(
-        self, rows_of: Callable[[int], list[dict[str, Any]]], first: int, steps: int, accumulation: int
-    ) -> None:
-        self.rows_of, self.first, self.steps, self.accumulation = rows_of, first, steps, accumulation
-
-    def __len__(self) -> int:
-        return self.steps * self.accumulation
-
-    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
-        for step in range(self.first, self.steps):
-            yield from [self.rows_of(step)] * self.accumulation
+from grpo_portable.run import RunFolder, append_line
 
 
 class GrpoTrainer(GRPOTrainer):
@@ -202,7 +79,7 @@ class GrpoTrainer(GRPOTrainer):
                 model=model,
                 args=arguments,
                 reward_funcs=[guarded(fn, self.faults.record) for fn in rewards],
-                train_dataset=Dataset.from_list(self._rows[:1]),  # only looked at for its type: `_Steps` is the data
+                train_dataset=Dataset.from_list(self._rows[:1]),  # only looked at for its type: `Steps` is the data
                 processing_class=prompts.tokenizer,
                 callbacks=[_StepCallback(self)],
             )
@@ -220,7 +97,7 @@ class GrpoTrainer(GRPOTrainer):
     # --- which questions, which completions
 
     def get_train_dataloader(self) -> Any:
-        return _Steps(self._rows_of, self._first_step, self.recipe.steps, self.args.gradient_accumulation_steps)
+        return Steps(self._rows_of, self._first_step, self.recipe.steps, self.args.gradient_accumulation_steps)
 
     _first_step = 0
 
@@ -301,7 +178,7 @@ class GrpoTrainer(GRPOTrainer):
 
     def _exact_advantages(self, local: torch.Tensor) -> torch.Tensor:
         """This process's advantages (N,), without the rounding by which a float32 mean of equal rewards misses them."""
-        recipe, group = self.recipe, self.num_generations
+        recipe, group = self.recipe, self.recipe.group_size
         totals = total(list(zip(*self._rewards, strict=True)), recipe.reward_weights or None)
         advantages = group_advantages(totals, group, recipe.scale_rewards)
         groups = [advantages[i : i + group] for i in range(0, len(advantages), group)]
@@ -391,31 +268,16 @@ class GrpoTrainer(GRPOTrainer):
         self.state.log_history.clear()  # metrics.jsonl is the history; this copy would grow in every checkpoint
 
     def _write_line(self, logs: Mapping[str, Any]) -> None:
-        now, line, of = time.perf_counter(), self._line, self._metrics["train"]
-        step_s = now - self._step_began
-        names = [name for name in self.reward_func_names if of.get(f"rewards/{name}/mean")]
-        record = {
-            "step": self.state.global_step,
-            "seconds": self.seconds(),
-            "step_s": step_s,
-            "rollout_s": line.get("rollout_s"),
-            "update_s": step_s - line.get("rollout_s", 0.0),
-            "loss": float(self._loss_sum),
-            "reward": _mean(of.get("reward")),
-            "reward_std": _mean(of.get("reward_std")),
-            "rewards": {name: _finite(_mean(of[f"rewards/{name}/mean"])) for name in names},
-            "zero_spread": line.get("zero_spread"),
-            "completion_tokens": line.get("completion_tokens"),
-            "truncated": line.get("truncated"),
-            "entropy": line.get("entropy"),
-            "grad_norm": float(logs["grad_norm"]) if logs.get("grad_norm") is not None else None,
-            "learning_rate": logs.get("learning_rate"),
-            "kl": _mean(of.get("kl")),
-            "tokens_per_s": line.get("tokens_per_s"),
-            "memory_gib": memory_gib(),
-            "skipped": bool(line.get("skipped")),
-        }
-        record = {k: _finite(v) for k, v in record.items()}
+        record = metrics.line(
+            self.state.global_step,
+            seconds=self.seconds(),
+            step_s=time.perf_counter() - self._step_began,
+            loss=float(self._loss_sum),
+            own=self._line,
+            logged=logs,
+            trl=self._metrics["train"],
+            reward_names=self.reward_func_names,
+        )
         append_line(self.run.metrics_file, record)
         print(summary(record, self.recipe.steps), flush=True)
         self._line = {}
@@ -451,7 +313,7 @@ class GrpoTrainer(GRPOTrainer):
         Metrics of steps that will be made again are dropped from metrics.jsonl.
         """
         if self.accelerator.is_main_process:
-            cut_metrics(self.run, saved.step if saved else 0)
+            metrics.cut(self.run, saved.step if saved else 0)
         if saved is None:
             self.train()
             return
@@ -520,30 +382,3 @@ def rollout_mode(model: Any) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
-
-
-def cut_metrics(run: RunFolder, step: int) -> None:
-    """Drop the metrics after `step` from metrics.jsonl."""
-    lines = [json.dumps(m, ensure_ascii=False) for m in read_lines(run.metrics_file) if m.get("step", 0) <= step]
-    if run.metrics_file.exists():
-        write_atomically(run.metrics_file, "".join(line + "\n" for line in lines))
-
-
-def memory_gib() -> float:
-    """Peak memory so far in GiB: what torch holds of the GPU, else what this process holds of the host."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.cuda.max_memory_reserved() / 2**30
-    import resource
-    import sys
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**30 if sys.platform == "darwin" else 2**20)
-
-
-def _mean(values: Sequence[float] | None) -> float | None:
-    numbers = [v for v in values or () if math.isfinite(v)]
-    return sum(numbers) / len(numbers) if numbers else None
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,53 +7,24 @@ kind that the supervisor decides by, and an exit code of its own.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
-import re
 import sys
-import time
 import traceback
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from grpo_portable import bootstrap, checkpoint, data, evaluate, policy, prompts, rewards
+from grpo_portable import bootstrap, checkpoint, data, evaluate, failure, policy, prompts, record, rewards
 from grpo_portable.engines import PathSettings, open_engine, path_settings
 from grpo_portable.errors import (
-    EngineError,
-    GrpoPortableError,
     Interrupted,
-    NonFiniteError,
-    PathClosed,
-    RewardError,
-    UsageError,
 )
 from grpo_portable.guards import StopSignal, require_finite
 from grpo_portable.ladder import EXIT
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Rollout
-from grpo_portable.run import RunFolder, open_run, read_lines
-
-REPORTED_PACKAGES = (
-    "grpo-portable",
-    "torch",
-    "transformers",
-    "trl",
-    "peft",
-    "accelerate",
-    "datasets",
-    "tokenizers",
-    "safetensors",
-    "bitsandbytes",
-    "torchao",
-    "triton",
-    "vllm",
-)
-_OUT_OF_MEMORY = re.compile(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|DefaultCPUAllocator: can't allocate", re.I)
+from grpo_portable.run import RunFolder, open_run
 
 
 @dataclass
@@ -85,7 +56,7 @@ def run_stages(run: RunFolder, stop: StopSignal) -> None:
         if task.get("only") == "evaluate":
             evaluate_stage(session, "tuned" if task.get("adapter") else "base")
             return
-        if not (run.adapter / "adapter_config.json").is_file():
+        if not run.adapter.is_dir():
             evaluate_stage(session, "base")
             if session.recipe.bootstrap_epochs > 0:
                 bootstrap_stage(session)
@@ -96,7 +67,7 @@ def run_stages(run: RunFolder, stop: StopSignal) -> None:
         evaluate_stage(session, "tuned")
     finally:
         session.engine.close()
-        _note(run, peak_memory_gib=_peak(run))
+        record.peak_memory(run)
 
 
 # --- preparation
@@ -135,13 +106,13 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
         model = policy.load_adapter(loaded.model, Path(task["adapter"]))
     else:
         model = loaded.model if only_evaluate else policy.add_adapter(loaded.model, recipe)
-    _note_setting(run, recipe, settings, loaded, model, builder, held_out)
-    _note_data(run, recipe, "eval", held_out_data, held_out)
+    record.setting(run, recipe, settings, loaded, model, builder, held_out)
+    record.data_used(run, recipe, "eval", held_out_data, held_out)
     if train is not None and train_data is not None:
-        _note_data(run, recipe, "train", train_data, train)
+        record.data_used(run, recipe, "train", train_data, train)
     run.heartbeat("starting the engine")
     engine = open_engine(settings, model, loaded.tokenizer, rows=int(recipe.rollout_rows), run=run)
-    _note(run, engine=engine.name)
+    record.note(run, engine=engine.name)
     return Session(run, recipe, settings, device, loaded, model, builder, train, held_out, engine, stop)
 
 
@@ -190,7 +161,7 @@ def evaluate_stage(session: Session, stage: str) -> None:
         return
     from grpo_portable.trainer import rollout_mode
 
-    with _stage(run, stage), rollout_mode(session.model):
+    with record.stage(run, stage), rollout_mode(session.model):
         session.engine.sync(session.model)
         for name, samples in parts:
 
@@ -226,7 +197,7 @@ def bootstrap_stage(session: Session) -> None:
         if step == steps or step % 20 == 0:
             print(f"bootstrap step {step}/{steps} loss {logs['loss']:.4f}", flush=True)
 
-    with _stage(run, "bootstrap"):
+    with record.stage(run, "bootstrap"):
         bootstrap.bootstrap(
             session.model,
             session.builder,
@@ -242,19 +213,20 @@ def bootstrap_stage(session: Session) -> None:
 
 def train_stage(session: Session) -> None:
     """GRPO from the newest whole checkpoint, or from the start; then the adapter is saved."""
-    from grpo_portable import trainer as training
+    from grpo_portable import arguments
+    from grpo_portable.trainer import GrpoTrainer
 
     run, recipe, stop = session.run, session.recipe, session.stop
     assert session.train is not None
     saved = checkpoint.newest(
         run.checkpoints, lambda torn: run.event("resume", f"checkpoint {torn.name} is torn; the one before is used")
     )
-    with _stage(run, "train"):
+    with record.stage(run, "train"):
         run.heartbeat("training")
-        trainer = training.GrpoTrainer(
+        trainer = GrpoTrainer(
             session.model,
             recipe,
-            training.training_arguments(
+            arguments.training_arguments(
                 recipe,
                 output_dir=run.path,
                 dtype=session.settings.dtype,
@@ -286,136 +258,6 @@ def train_stage(session: Session) -> None:
         policy.save(session.model, run.adapter, session.loaded.name)
 
 
-# --- run.json
-
-
-@contextlib.contextmanager
-def _stage(run: RunFolder, name: str) -> Iterator[None]:
-    """Add the seconds spent inside to the stage's; those before a crash or a stop stay counted."""
-    began = time.perf_counter()
-    try:
-        yield
-    finally:
-        stages = run.read_json("run.json").get("stages", {})
-        before = stages.get(name, {}).get("seconds", 0.0)
-        stages[name] = {"seconds": round(before + time.perf_counter() - began, 3)}
-        _note(run, stages=stages)
-
-
-def _note(run: RunFolder, **values: Any) -> None:
-    if int(os.environ.get("RANK", 0)) == 0:
-        run.update_json("run.json", **values)
-
-
-def _note_setting(
-    run: RunFolder,
-    recipe: Recipe,
-    settings: PathSettings,
-    loaded: policy.Loaded,
-    model: Any,
-    builder: prompts.PromptBuilder,
-    held_out: prompts.Fitted,
-) -> None:
-    trained, total = policy.counts(model)
-    _note(
-        run,
-        model=loaded.name,
-        base_model=loaded.name,
-        path=settings.path,
-        backend="trl",
-        dtype=settings.dtype,
-        quantization=settings.quantization,
-        trainable_parameters=trained,
-        total_parameters=total,
-        seed=recipe.seed,
-        versions=_versions(),
-        prompt=builder.describe(held_out.questions[0].question),
-    )
-
-
-def _note_data(run: RunFolder, recipe: Recipe, part: str, loaded: data.Loaded, fitted: prompts.Fitted) -> None:
-    source = recipe.data if part == "train" else recipe.eval_data
-    split = recipe.data_split if part == "train" else recipe.eval_split
-    name = Path(source).name if Path(source).expanduser().exists() else source
-    known = run.read_json("run.json").get("data", {})
-    known[part] = {
-        "source": name,
-        "split": split,
-        "total": loaded.total,
-        "used": len(fitted.questions),
-        "skipped": len(loaded.skipped),
-        "over_length": fitted.over_length,
-        "over_percentile": fitted.over_percentile,
-        "longest_prompt_tokens": max(len(ids) for ids in fitted.prompts),
-    }
-    _note(run, data=known)
-    already = {(e.get("kind"), e.get("message")) for e in read_lines(run.events_file)}
-    if loaded.skipped:
-        first = "; ".join(f"row {row}: {reason}" for row, reason in loaded.skipped[:3])
-        message = f"{len(loaded.skipped)} rows of {name} ({split}) cannot be used and were left out: {first}"
-        if ("data", message) not in already:
-            run.event("data", message, rows=[row for row, _ in loaded.skipped[:100]])
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for package in REPORTED_PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
-
-
-def _peak(run: RunFolder) -> float:
-    from grpo_portable.trainer import memory_gib
-
-    return round(max(memory_gib(), run.read_json("run.json").get("peak_memory_gib") or 0.0), 3)
-
-
-# --- how it ends
-
-
-def kind_of(error: BaseException) -> str:
-    """Which of `ladder.EXIT`'s kinds an error is, or `crash`."""
-    if isinstance(error, (UsageError, PathClosed)):
-        return "user"
-    if isinstance(error, (Interrupted, KeyboardInterrupt)):
-        return "interrupted"
-    for cls, kind in ((NonFiniteError, "nonfinite"), (RewardError, "reward"), (EngineError, "engine")):
-        if isinstance(error, cls):
-            return "oom" if kind == "engine" and _OUT_OF_MEMORY.search(str(error)) else kind
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error))):
-        return "oom"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "disk"
-    return "crash"
-
-
-def write_failure(run: RunFolder, error: BaseException) -> str:
-    """Write failure.json for the supervisor; returns the kind."""
-    kind = kind_of(error)
-    ours = error if isinstance(error, GrpoPortableError) else None
-    first_line = next(iter(str(error).splitlines()), "") or type(error).__name__
-    phase = run.read_json("heartbeat").get("doing", "starting") if run.heartbeat_file.exists() else "starting"
-    frames = traceback.format_exception(error)
-    run.write_json(
-        "failure.json",
-        {
-            "kind": kind,
-            "class": type(error).__name__,
-            "fact": ours.fact
-            if ours
-            else f"{type(error).__name__}: {first_line}"
-            if first_line
-            else type(error).__name__,
-            "because": ours.because if ours else None,
-            "help": ours.help if ours else None,
-            "phase": phase,
-            "traceback_tail": "".join(frames)[-4000:],
-        },
-    )
-    return kind
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run RUN_DIR; 0 when it is done, else the exit code of its kind of failure."""
     folder = (arguments if arguments is not None else sys.argv[1:])[0]
@@ -429,7 +271,7 @@ def main(arguments: list[str] | None = None) -> int:
             run_stages(run, stop)
         return 0
     except BaseException as error:  # the process edge: whatever ended the run must reach the supervisor
-        kind = write_failure(run, error)
+        kind = failure.write(run, error)
         if kind == "crash":
             traceback.print_exc()
         else:

@@ -13,12 +13,13 @@ import torch
 import training
 
 from grpo_portable import checkpoint, policy
+from grpo_portable.arguments import training_arguments
+from grpo_portable.batches import micro_batches, questions_of
 from grpo_portable.errors import EngineError, NonFiniteError, RewardError
 from grpo_portable.guards import NonFiniteGuard, StopSignal
 from grpo_portable.rewards.faults import FaultCounter
 from grpo_portable.rollout.protocol import Completion
 from grpo_portable.run import read_lines
-from grpo_portable.trainer import micro_batches, questions_of, training_arguments
 
 METRICS = [
     "step",

@@ -53,6 +53,7 @@ def make(
     from transformers import set_seed
 
     from grpo_portable import trainer
+    from grpo_portable.arguments import training_arguments
     from grpo_portable.rollout import portable
 
     recipe = replace(RECIPE, **changes)
@@ -64,7 +65,7 @@ def make(
     return trainer.GrpoTrainer(
         model,
         recipe,
-        trainer.training_arguments(recipe, output_dir=folder, dtype="float32", cpu=True),
+        training_arguments(recipe, output_dir=folder, dtype="float32", cpu=True),
         data=prompts.fit(QUESTIONS, builder, max_tokens=recipe.max_prompt_tokens),
         prompts=builder,
         rewards=rewards,

@@ -1,0 +1,62 @@
+"""A recipe as TRL's arguments: the one place where names and arithmetic of the two meet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trl import GRPOConfig
+
+from grpo_portable.recipe import Recipe
+
+CISPO_CLIP = 5.0  # ScaleRL's upper clip, arXiv 2510.13786; TRL would take `epsilon` and scale every gradient by 0.2
+
+
+def training_arguments(recipe: Recipe, *, output_dir: Path, dtype: str, cpu: bool, world: int = 1) -> GRPOConfig:
+    """The recipe as TRL's arguments. One rollout fills one accumulation window: N = m * A * world."""
+    rows = recipe.prompts_per_step * recipe.group_size
+    micro_batch = int(recipe.micro_batch)
+    accumulation = rows // (micro_batch * world)
+    sequence_level = recipe.loss == "gspo"
+    upper_clip = CISPO_CLIP if recipe.loss == "cispo" and recipe.epsilon_high is None else recipe.epsilon_high
+    return GRPOConfig(
+        output_dir=str(output_dir),
+        max_steps=recipe.steps,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=accumulation,
+        num_generations=recipe.group_size,
+        num_iterations=recipe.num_iterations,
+        max_completion_length=recipe.max_completion_tokens,
+        temperature=recipe.temperature,
+        top_p=recipe.top_p,
+        top_k=recipe.top_k,
+        min_p=recipe.min_p or None,
+        repetition_penalty=recipe.repetition_penalty,
+        loss_type="grpo" if sequence_level else recipe.loss,
+        importance_sampling_level="sequence" if sequence_level else "token",
+        beta=recipe.beta,
+        epsilon=recipe.epsilon,
+        epsilon_high=upper_clip,
+        scale_rewards=recipe.scale_rewards,
+        reward_weights=list(recipe.reward_weights) or None,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type="constant_with_warmup" if recipe.lr_schedule == "constant" else recipe.lr_schedule,
+        warmup_steps=recipe.warmup_steps,
+        weight_decay=recipe.weight_decay,
+        adam_beta2=recipe.adam_beta2,
+        optim="adamw_bnb_8bit" if recipe.optimizer == "adamw_8bit" else "adamw_torch",
+        max_grad_norm=recipe.max_grad_norm,
+        seed=recipe.seed,
+        bf16=dtype == "bfloat16",  # TRL's default is true, also on a CPU
+        fp16=dtype == "float16",
+        use_cpu=cpu,
+        gradient_checkpointing=recipe.gradient_checkpointing is True,  # TRL's default is true
+        gradient_checkpointing_kwargs={"use_reentrant": False} if recipe.gradient_checkpointing is True else None,
+        report_to=list(recipe.report_to),
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        disable_tqdm=True,
+        ignore_data_skip=True,
+        shuffle_dataset=False,
+    )

@@ -1,0 +1,122 @@
+"""run.json: what a run was made of and how long its stages took. Written by the worker as it goes, read by the report.
+
+Names only: no path, host or user of the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from grpo_portable import data, policy
+from grpo_portable.engines import PathSettings
+from grpo_portable.metrics import memory_gib
+from grpo_portable.prompts import Fitted, PromptBuilder
+from grpo_portable.recipe import Recipe
+from grpo_portable.run import RunFolder, read_lines
+
+REPORTED_PACKAGES = (
+    "grpo-portable",
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "bitsandbytes",
+    "torchao",
+    "triton",
+    "vllm",
+)
+
+
+@contextlib.contextmanager
+def stage(run: RunFolder, name: str) -> Iterator[None]:
+    """Add the seconds spent inside to the stage's; those before a crash or a stop stay counted."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        stages = run.read_json("run.json").get("stages", {})
+        before = stages.get(name, {}).get("seconds", 0.0)
+        stages[name] = {"seconds": round(before + time.perf_counter() - began, 3)}
+        note(run, stages=stages)
+
+
+def note(run: RunFolder, **values: Any) -> None:
+    """Put values into run.json; of several processes only the first writes."""
+    if int(os.environ.get("RANK", 0)) == 0:
+        run.update_json("run.json", **values)
+
+
+def setting(
+    run: RunFolder,
+    recipe: Recipe,
+    settings: PathSettings,
+    loaded: policy.Loaded,
+    model: Any,
+    builder: PromptBuilder,
+    held_out: Fitted,
+) -> None:
+    """What runs, with what: model, path, number format, counts, versions, one rendered prompt."""
+    trained, total = policy.counts(model)
+    note(
+        run,
+        model=loaded.name,
+        base_model=loaded.name,
+        path=settings.path,
+        backend="trl",
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        trainable_parameters=trained,
+        total_parameters=total,
+        seed=recipe.seed,
+        versions=_versions(),
+        prompt=builder.describe(held_out.questions[0].question),
+    )
+
+
+def data_used(run: RunFolder, recipe: Recipe, part: str, loaded: data.Loaded, fitted: Fitted) -> None:
+    """How many rows of a source were used, and an event that names those that could not be."""
+    source = recipe.data if part == "train" else recipe.eval_data
+    split = recipe.data_split if part == "train" else recipe.eval_split
+    name = Path(source).name if Path(source).expanduser().exists() else source
+    known = run.read_json("run.json").get("data", {})
+    known[part] = {
+        "source": name,
+        "split": split,
+        "total": loaded.total,
+        "used": len(fitted.questions),
+        "skipped": len(loaded.skipped),
+        "over_length": fitted.over_length,
+        "over_percentile": fitted.over_percentile,
+        "longest_prompt_tokens": max(len(ids) for ids in fitted.prompts),
+    }
+    note(run, data=known)
+    already = {(e.get("kind"), e.get("message")) for e in read_lines(run.events_file)}
+    if loaded.skipped:
+        first = "; ".join(f"row {row}: {reason}" for row, reason in loaded.skipped[:3])
+        message = f"{len(loaded.skipped)} rows of {name} ({split}) cannot be used and were left out: {first}"
+        if ("data", message) not in already:
+            run.event("data", message, rows=[row for row, _ in loaded.skipped[:100]])
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for package in REPORTED_PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def peak_memory(run: RunFolder) -> None:
+    """Note the most memory the run has held so far, over all its workers."""
+    note(run, peak_memory_gib=round(max(memory_gib(), run.read_json("run.json").get("peak_memory_gib") or 0.0), 3))
