@@ -255,8 +255,8 @@ def _grown(shape: Shape, path: str, smallest: Setting, total: int, have: float, 
     now = widest(direct, now)
     need = _need(shape, now)
     reason = (
-        f"{path} takes {need:.1f} of {have:.1f} GiB for {shape.name}: {now.base} weights, {now.micro_batch} completions in a "
-        f"backward pass{'' if now.checkpointing else ' without recomputing'}, {now.rollout_rows} rows at once"
+        f"{path} takes {need:.1f} of {have:.1f} GiB for {shape.name}: {now.base} weights, {now.micro_batch} "
+        f"completion{'' if now.micro_batch == 1 else 's'} in a backward pass{'' if now.checkpointing else ' without recomputing'}, {now.rollout_rows} rows at once"
     )
     return _settled(shape, now, have, True, reason)
 
