@@ -254,11 +254,17 @@ def _grown(shape: Shape, path: str, smallest: Setting, total: int, have: float, 
     direct = (replace(now, micro_batch=n, checkpointing=False) for n in _divisors(total) if enough <= n <= most)
     now = widest(direct, now)
     need = _need(shape, now)
+    again = "" if now.checkpointing else " without recomputing"
     reason = (
-        f"{path} takes {need:.1f} of {have:.1f} GiB for {shape.name}: {now.base} weights, {now.micro_batch} "
-        f"completion{'' if now.micro_batch == 1 else 's'} in a backward pass{'' if now.checkpointing else ' without recomputing'}, {now.rollout_rows} rows at once"
+        f"{path} takes {need:.1f} of {have:.1f} GiB for {shape.name}: {now.base} weights, {completions(now.micro_batch)} "
+        f"in a backward pass{again}, {now.rollout_rows} rows at once"
     )
     return _settled(shape, now, have, True, reason)
+
+
+def completions(count: int) -> str:
+    """`1 completion`, `8 completions`."""
+    return f"{count} completion{'' if count == 1 else 's'}"
 
 
 def _size(setting: Setting) -> tuple[int, int]:

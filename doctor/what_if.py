@@ -16,7 +16,7 @@ from doctor.cards import Card, cards, find_card
 from doctor.diagnosis import PATHS, Diagnosis
 from doctor.facts import Driver, Facts, Gpu, Host, Probe, Toolkit
 from doctor.install_sets import SETS, PackageSet, refusals
-from doctor.memory import Settled, settle
+from doctor.memory import Settled, completions, settle
 from doctor.shapes import Shape, shape_of
 from doctor.speed import StepEstimate, step_estimate
 
@@ -34,7 +34,7 @@ _CU126_ARCHES = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 
 @dataclass(frozen=True)
 class WhatIf:
-    """One card's answer for one model. `settled` and `step` are None where nothing is open and fits, or the model is unknown."""
+    """One card's answer for one model. `settled`, `step`: None where nothing is open and fits, or the model is unknown."""
 
     card: Card
     count: int
@@ -87,7 +87,8 @@ class Comparison:
         ]
         lines += ["-" * WIDTH, *(_row(answer) for answer in self.rows), ""]
         lines += _wrap(
-            "Need and have in GiB; batch: completions in one backward pass; rows: generated at once; cpu: nothing fits the card."
+            "Need and have in GiB; batch: completions in one backward pass; rows: generated at once; "
+            "cpu: nothing fits the card."
         )
         lines += _wrap(_how_wrong())
         return "\n".join(lines)
@@ -148,7 +149,7 @@ def _answer(card: Card, count: int, model: str) -> WhatIf:
     from doctor.plan import diagnose
 
     facts, chosen = assumed_facts(card, count)
-    options = {
+    options: dict[str, Any] = {
         "group_size": GROUP,
         "prompt_tokens": PROMPT_TOKENS,
         "completion_tokens": COMPLETION_TOKENS,
@@ -200,10 +201,9 @@ def _ledger(s: Settled) -> Iterator[str]:
     yield f"Memory in GiB: {s.need_gib:.1f} needed{have} (at the peak of the {s.phase})"
     for name, gib in s.ledger.items():
         yield f"  {name.replace('_', ' '):<18} {gib:6.2f}"
-    yield from _wrap(
-        f"{s.base} weights, {s.micro_batch} completion{'' if s.micro_batch == 1 else 's'} in a backward pass"
-        f"{'' if s.checkpointing else ' without recomputing'}, {s.rollout_rows} rows generated at once"
-    )
+    again = "" if s.checkpointing else " without recomputing"
+    sizes = f"{completions(s.micro_batch)} in a backward pass{again}, {s.rollout_rows} rows generated at once"
+    yield from _wrap(f"{s.base} weights, {sizes}")
 
 
 def _step(a: WhatIf, step: StepEstimate) -> Iterator[str]:
@@ -215,7 +215,7 @@ def _step(a: WhatIf, step: StepEstimate) -> Iterator[str]:
     yield from _wrap(_how_wrong(step.error))
     if a.count > 1:
         yield from _wrap(
-            f"This is for one of the {a.count} cards; spread over all of them it cannot fall below a {a.count}th of it."
+            f"This is for one of the {a.count} cards; spread over all it would take 1/{a.count} of it at the least."
         )
 
 
@@ -247,7 +247,8 @@ def _row(a: WhatIf) -> str:
     if step is None or s is None:
         return f"{name:<29} {path or 'no room':<10} {'':>5} {have}"
     spread = f"{_short(step.low_s)}-{_short(step.high_s)}"
-    return f"{name:<29} {path:<10} {s.need_gib:5.1f} {have} {s.micro_batch:>5} {s.rollout_rows:>4} {_short(step.total_s):>7}  {spread}"
+    sizes = f"{s.need_gib:5.1f} {have} {s.micro_batch:>5} {s.rollout_rows:>4}"
+    return f"{name:<29} {path:<10} {sizes} {_short(step.total_s):>7}  {spread}"
 
 
 def _slowness(a: WhatIf) -> tuple[bool, float, str]:
