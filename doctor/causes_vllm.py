@@ -97,9 +97,10 @@ CAUSES = (
     _cause(
         "LOCK-TRL-VLLM",
         "any",
-        r"GuidedDecodingParams",
-        "trl imports GuidedDecodingParams, which vLLM 0.12 removed: this trl does not know this vLLM",
-        "TRL up to 0.25 imports it at module level, used or not (trl#4617)",
+        r"GuidedDecodingParams|worker_extension_cls",
+        "trl and vLLM are of different ages: trl asks vLLM for something that this release does not have",
+        "TRL up to 0.25 imports GuidedDecodingParams, gone with vLLM 0.12, used or not (trl#4617); TRL from 0.16 on passes "
+        "worker_extension_cls, new with vLLM 0.8 (trl#3304)",
         Help("Upgrade trl to a release whose range has this vLLM", "grpo-doctor --install-plan", "certain"),
         Help("Or remove vLLM and train without it", "pip uninstall -y vllm", "certain"),
     ),
@@ -193,6 +194,15 @@ CAUSES = (
         Help("Generate with the portable engine: the plan does", None, "certain"),
     ),
     _cause(
+        "VLLM-DEVICE",
+        "any",
+        r"failed to infer device type|is_async_output_supported|unspecified platform|no platform detected",
+        "vLLM does not recognise the GPU's platform",
+        "it asks NVML; an old pynvml package shadows nvidia-ml-py, or torch is a CPU build (trl#2816)",
+        Help("Let nvidia-ml-py answer", "pip uninstall -y pynvml && pip install nvidia-ml-py", "likely"),
+        _SET,
+    ),
+    _cause(
         "VLLM-COMPILER",
         "start",
         r"failed to find c compiler|Python\.h|cannot find -l(?:cuda|python)|gcc.*(?:not found|failed)|command 'gcc'",
@@ -234,10 +244,11 @@ CAUSES = (
         Help("Switch prefix caching off: enable_prefix_caching=False", None, "certain"),
     ),
     _option(
-        r"VLLM_USE_V1|\bV1\b.*(?:not supported|only support|requires)|V1 engine",
-        "vLLM's V1 engine was refused on this card",
-        "V1 was written for 8.0 and newer at first (vllm#15853)",
+        r"VLLM_USE_V1|no attribute 'model_executor'|\bV1\b.*(?:not supported|only support|requires)|V1 engine",
+        "vLLM's start failed over its V1 engine",
+        "V1 was written for 8.0 and newer at first, and hides the model in another process (vllm#15853, trl#3115)",
         Help("Use the older engine where the release still has it", "export VLLM_USE_V1=0", "likely"),
+        Help("Or keep the engine in this process", "export VLLM_ENABLE_V1_MULTIPROCESSING=0", "likely"),
     ),
     _option(
         r"nvcc|FlashInfer|CUDA_HOME|ninja|no supported CUDA architectures|SM ?12.* requires CUDA|"

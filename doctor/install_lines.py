@@ -1,8 +1,14 @@
-"""The command that brings the right torch for a driver and card. Whole sets are `doctor.install`'s business."""
+"""The command that brings the right torch for a driver and card, and what the machine is like after it.
+
+Whole sets are `doctor.install`'s business.
+"""
 
 from __future__ import annotations
 
-from doctor.facts import Facts
+from dataclasses import replace
+from types import MappingProxyType
+
+from doctor.facts import ABSENT, Facts
 from doctor.readings import cards, driver_cuda, jetson
 from doctor.versions import Pair
 
@@ -36,3 +42,18 @@ def _torch(facts: Facts) -> tuple[str, str | None]:
     if serves >= (12, 8) or (best is not None and best >= _BLACKWELL):
         return "torch==2.10.0", f"{INDEX}/cu128"
     return "torch==2.13.0", f"{INDEX}/cu126"
+
+
+def after_install(facts: Facts, vllm: str | None) -> Facts:
+    """The facts once that torch, this vLLM release (None: no vLLM) and the rest of the set are installed, nothing tried yet."""
+    package, index = _torch(facts)
+    tag = index.rsplit("/", 1)[-1] if index else ""
+    torch = package.partition("==")[2] + (f"+{tag}" if tag and package.partition("==")[2] else "")
+    packages = {**facts.packages, "torch": torch or None, "vllm": vllm or ABSENT, "bitsandbytes": None}
+    return replace(
+        facts,
+        packages=MappingProxyType(packages),
+        probes=MappingProxyType({}),
+        torch_arch_list=None,
+        extra=MappingProxyType({}),
+    )

@@ -14,6 +14,7 @@ from typing import Any
 from doctor import walls_gpu, walls_vllm
 from doctor.diagnosis import BF16_PATHS, FP8_PATHS, PATHS, VLLM_PATHS, Diagnosis, Memory, PathState, Plan, Wall
 from doctor.facts import Facts, Gpu
+from doctor.install_lines import after_install
 from doctor.memory import Settled, settle
 from doctor.readings import Card, cards
 from doctor.shapes import Shape, shape_of
@@ -66,7 +67,26 @@ def diagnose(facts: Facts, model: str | None = None, **options: Any) -> Diagnosi
     closing = codes_closing(walls)
     states = {p: PathState(open=not closing[p], fits=_anywhere(places, p), walls=closing[p]) for p in PATHS}
     after = _after_fix(facts, shape, own, options, states, path)
-    return Diagnosis(_plan(model, shape, places, place, path, walls, states, after), walls, states, after, facts)
+    next_step = _after_install(facts, shape, options) if facts.absent("torch") else None
+    plan = _plan(model, shape, places, place, path, walls, states, _promises(next_step, after, path))
+    return Diagnosis(plan, walls, states, after, facts)
+
+
+def _promises(installed: str | None, after: str | None, now: str | None) -> tuple[str, ...]:
+    """What this machine becomes: once the set is installed, and once every help was followed."""
+    said = []
+    if installed:
+        said.append(f"Once torch and its set are installed this machine takes {installed}")
+    if after and after not in (now, installed):
+        said.append(f"With {'all' if installed else 'the'} helps followed it could take {after}")
+    return tuple(said)
+
+
+def _after_install(facts: Facts, shape: Shape | None, options: Mapping[str, Any]) -> str | None:
+    """The best path once the help of TORCH-ABSENT alone was followed."""
+    then = after_install(facts, walls_vllm.newest_fitting(facts)[0])
+    own = [*machine_walls(then), *lock_walls(then)]
+    return min(_places(then, shape, own, options), key=_preference).best()
 
 
 def _preference(place: _Place) -> tuple[int, float]:
@@ -169,7 +189,7 @@ def _plan(
     path: str | None,
     walls: tuple[Wall, ...],
     states: Mapping[str, PathState],
-    after: str | None,
+    promises: tuple[str, ...],
 ) -> Plan:
     settled = place.settled.get(path) if path else None
     memory = None
@@ -185,7 +205,7 @@ def _plan(
         memory=memory,
         micro_batch=settled.micro_batch if settled else None,
         rollout_rows=settled.rollout_rows if settled else None,
-        reasons=tuple(_reasons(model, shape, places, place, path, walls, states, after)),
+        reasons=tuple(_reasons(model, shape, places, place, path, walls, states, promises)),
     )
 
 
@@ -207,43 +227,51 @@ def _reasons(
     path: str | None,
     walls: tuple[Wall, ...],
     states: Mapping[str, PathState],
-    after: str | None,
+    promises: tuple[str, ...],
 ) -> Iterable[str]:
     """One sentence each: what was chosen and why, why nothing better, what was assumed."""
     where = place.card.label if place.card is not None else "the CPU"
     if path is None:
-        yield "No path is open and fits"
+        yield "No path is open and fits" if any(s.open for s in states.values()) else "No path is open"
     else:
         yield f"{path} on {where} is the best path that is open and fits"
         if settled := place.settled.get(path):
             yield settled.reason
-    upto = _RANK[path] if path else len(PATHS)
-    for candidate in PATHS[:upto]:
-        yield from _why_not(candidate, places, walls, states)
+    yield from _why_nothing_better(places, place, path, walls, states)
     if model and shape is None:
         yield f"{model} is not known here, so nothing is said about memory; name a local folder, or a size like 7B"
     if place.card is not None and place.have_gib is None and path:
         yield "Free memory is unknown and counts as enough"
     if len([p for p in places if p.card is not None]) > 1 and place.card is not None:
         yield f"One card is used, the best for this: {where}"
-    if after and after != path:
-        yield f"With the helps followed this machine could take {after}"
+    yield from promises
 
 
-def _why_not(
-    path: str, places: list[_Place], walls: tuple[Wall, ...], states: Mapping[str, PathState]
+def _why_nothing_better(
+    places: list[_Place], place: _Place, path: str | None, walls: tuple[Wall, ...], states: Mapping[str, PathState]
 ) -> Iterable[str]:
+    """Why each better path was not taken; paths with the same reason in one sentence."""
+    together: dict[str, list[str]] = {}
+    for candidate in PATHS[: _RANK[path] if path else len(PATHS)]:
+        counts = (
+            candidate not in _FP16_OF or any("BF16-HARDWARE" in states[p].walls for p in BF16_PATHS) or path is None
+        )
+        if counts and (reason := _why_not(candidate, places, walls, states)):
+            together.setdefault(reason, []).append(candidate)
+    for reason, candidates in together.items():
+        which = "Every path" if len(candidates) == len(PATHS) else ", ".join(candidates)
+        yield f"{which} {'are' if 1 < len(candidates) < len(PATHS) else 'is'} {reason}"
+
+
+def _why_not(path: str, places: list[_Place], walls: tuple[Wall, ...], states: Mapping[str, PathState]) -> str | None:
     state = states[path]
     if not state.open:
         wall = next(w for w in walls if path in w.closes)
-        yield f"{path} is closed: {wall.fact} ({wall.code})"
-    elif state.fits is False:
-        settled = [s for p in places if (s := p.settled.get(path)) and path not in p.closed]
-        refused = any(p.refused for p in places) and path in VLLM_PATHS
-        least = min(settled, key=lambda s: s.need_gib, default=None)
-        if refused or least is None:
-            yield f"{path} is open, but vLLM's start was refused for want of memory"
-        else:
-            yield f"{path} is open, but does not fit: {least.reason}"
-    elif path in _FP16_OF and states[_FP16_OF[path]].open:
-        return
+        return f"closed: {wall.fact} ({wall.code})"
+    if state.fits is not False:
+        return None
+    if path in VLLM_PATHS and any(p.refused for p in places):
+        return "open, but vLLM's start was refused for want of memory"
+    settled = [s for p in places if (s := p.settled.get(path)) and path not in p.closed]
+    least = min(settled, key=lambda s: s.need_gib, default=None)
+    return "open, but too large" + (f": {least.reason}" if least else "")

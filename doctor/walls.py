@@ -15,6 +15,7 @@ from doctor.facts import Facts
 from doctor.readings import Card, cards, hidden
 from doctor.versions import Pair
 from doctor.walls_locks import lock_walls
+from doctor.walls_proof import proof_walls
 
 # Codes of walls that no software lifts: what they close stays closed in `after_fix`.
 LASTING = frozenset(
@@ -38,10 +39,12 @@ def machine_walls(facts: Facts) -> list[Wall]:
     """Walls that hold for every card alike."""
     absent, nothing = walls_torch.torch_absent(facts), walls_gpu.no_card(facts)
     if absent is not None:
-        return [absent, nothing] if nothing is not None else [absent]
+        return [w for w in (absent, nothing or walls_vllm.platform_wall(facts)) if w is not None]
+    proofs = proof_walls(facts)
     if nothing is not None:
-        return [nothing]
+        return [nothing, *(w for w in proofs if "cpu" in w.closes)]
     return [
+        *proofs,
         *walls_torch.torch_walls(facts),
         *walls_vllm.vllm_walls(facts),
         *filter(None, (walls_fp8.matmul_wall(facts), walls_stack.bitsandbytes_wall(facts))),

@@ -144,7 +144,7 @@ def warnings(facts: Facts) -> Iterator[Wall]:
         yield _nvcc_absent(facts)
     if found and serves and found > serves:
         yield _nvcc_newer(facts, found, serves)
-    elif found and (found < (12, 8) or (torch and found[0] < torch[0])):
+    elif found and (found < (12, 8) or (torch and found[0] < torch[0])) and not any(gate_wall(facts, c) for c in ours):
         yield _nvcc_old(facts, torch)
 
 

@@ -194,7 +194,7 @@ def unproven_fp8(card: Card) -> Wall | None:
             "at rollout batch sizes casting to FP8 can cost more than its matmuls save; the path opens on cards where a "
             "measurement says otherwise (FP8_HF_MEASURED in doctor/walls_gpu.py)",
         ),
-        (Help("Use bf16-hf, which the plan picks; FP8 pays off with vLLM", None, "certain"),),
+        (Help("Use bf16-hf or qlora-hf; FP8 pays off with vLLM", None, "certain"),),
     )
 
 

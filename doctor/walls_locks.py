@@ -72,7 +72,7 @@ def _alone(facts: Facts, unmet: Need) -> str | None:
 def _proof(facts: Facts, needs: Iterable[Need], therefore: str) -> tuple[str, ...]:
     lines: list[str] = []
     for n in needs:
-        lines += [f"Because {n}", f"and {_have(facts, n.of)}"]
+        lines += [str(n), f"and {_have(facts, n.of)}"]
     return (*dict.fromkeys(lines), f"therefore {therefore}")
 
 
@@ -172,7 +172,7 @@ def _unsloth_apart(facts: Facts) -> Iterator[Wall]:
     mine, theirs = pairs[0]
     lines = []
     for a, b in pairs:
-        lines += [f"Because {a}", f"and {b}", f"therefore no {a.of} released by {READ_ON} satisfies both"]
+        lines += [str(a), f"and {b}", f"therefore no {a.of} released by {READ_ON} satisfies both"]
     yield Wall(
         "LOCK-UNSLOTH-VLLM",
         (),

@@ -56,9 +56,10 @@ def _bnb_cause(facts: Facts, error: str) -> tuple[str, tuple[Help, ...]]:
                 Help("Or make it take the library of a near CUDA version", "export BNB_CUDA_VERSION=130", "likely"),
             ),
         )
-    if re.search(r"no kernel image|invalid device function", error, re.IGNORECASE):
+    if re.search(r"no kernel image|invalid device function|named symbol not found", error, re.IGNORECASE):
         return (
-            "its wheels carry code for some architectures only: CUDA 13 builds none below 7.5, aarch64 builds none for Jetson",
+            "its wheels carry code for some architectures only: CUDA 13 builds none below 7.5, aarch64 builds none for Jetson "
+            "(bitsandbytes#1930)",
             (_SET, Help("Or build it from source for this card", None, "try")),
         )
     if jetson(facts):

@@ -25,6 +25,7 @@ from doctor.readings import (
     jetson,
 )
 from doctor.versions import Pair, shown
+from doctor.walls_vllm import later_wall, newest_fitting, platform_wall, reachable, vllm_line, way_out
 
 _ENTRY = re.compile(r"(sm|compute)_(\d{1,2})(\d)([af]?)")
 _NO_KERNEL = re.compile(
@@ -35,23 +36,38 @@ _NOT_COMPILED = re.compile(r"not compiled with CUDA|not linked with CUDA|CPU-onl
 
 
 def torch_absent(facts: Facts) -> Wall | None:
-    """The usual first run: nothing installed, so the help is what counts."""
+    """The usual first run: nothing installed, so the help is what counts, for torch and for what comes after it."""
     if not facts.absent("torch"):
         return None
+    helps = [
+        Help(f"Install the torch build for {_for_what(facts)}", torch_line(facts), "certain"),
+        Help(
+            "Then the rest of the set; this prints it, exact and dated, for pip and uv",
+            "grpo-doctor --install-plan",
+            "certain",
+        ),
+    ]
+    obstacles: list[str] = []
+    if any(reachable(facts, card) for card in cards(facts) or ()) and platform_wall(facts) is None:
+        release, obstacles = newest_fitting(facts)
+        if release:
+            helps.append(
+                Help(f"For the vLLM paths: vllm {release} fits, and brings its own torch", vllm_line(release), "likely")
+            )
+        else:
+            helps += [Help(f"For the vLLM paths: {_small(h.text)}", h.command, h.confidence) for h in way_out(facts)]
     return Wall(
         "TORCH-ABSENT",
         PATHS,
         "torch is not installed, so no path can run yet, the CPU path included",
-        ("packages.torch = absent", "every path trains with torch"),
-        (
-            Help(f"Install the torch build for {_for_what(facts)}", torch_line(facts), "certain"),
-            Help(
-                "Then the rest of the set; this prints it, exact and dated, for pip and uv",
-                "grpo-doctor --install-plan",
-                "certain",
-            ),
-        ),
+        ("packages.torch = absent", "every path trains with torch", *obstacles),
+        tuple(helps),
+        later_wall(facts),
     )
+
+
+def _small(text: str) -> str:
+    return text[:1].lower() + text[1:]
 
 
 def _for_what(facts: Facts) -> str:

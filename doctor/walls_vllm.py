@@ -14,6 +14,7 @@ from packaging.version import Version
 from doctor.causes_vllm import CAUSES, Cause
 from doctor.diagnosis import VLLM_PATHS, Help, Wall
 from doctor.facts import Facts
+from doctor.install_lines import INDEX
 from doctor.locks import conflicts, installed, need, runs_here, shown_range, torch_runs_here
 from doctor.readings import Card, cards, driver_cuda, driver_shown, jetson, linux, nvcc, nvcc_shown
 from doctor.releases import OURS, asked, versions
@@ -24,17 +25,19 @@ _SET = Help("Install a set that belongs together, in a fresh environment", "grpo
 _ROCM = re.compile(r"gfx(?:90a|942|950|110[01]|115[01]|120[01])\b")  # vLLM's installation page, ROCm requirements
 _OLDEST = (7, 0)
 _OLDEST_CUDA_13 = (7, 5)
+_CUDA_12 = "0.25.1"
 _GLIBC_NOW = (2, 28)  # tag of vLLM's wheels from 0.22 on
 
 
 def vllm_walls(facts: Facts) -> Iterator[Wall]:
     """The wall, if any, that keeps vLLM from running here at all."""
-    wall = _platform(facts) or _absent(facts) or _failed(facts)
+    wall = platform_wall(facts) or _absent(facts) or _failed(facts)
     if wall is not None:
         yield wall
 
 
-def _platform(facts: Facts) -> Wall | None:
+def platform_wall(facts: Facts) -> Wall | None:
+    """Windows and macOS close vLLM whatever is installed."""
     platform = (facts.host.platform or "").lower()
     if platform == "windows":
         return Wall(
@@ -71,10 +74,10 @@ def _absent(facts: Facts) -> Wall | None:
     release, obstacles = newest_fitting(facts)
     if release is not None:
         helps = [
-            Help(f"Install it: vllm {release} fits this machine{_brings(facts, release)}", _line(release), "likely")
+            Help(f"Install it: vllm {release} fits this machine{_brings(facts, release)}", vllm_line(release), "likely")
         ]
     else:
-        helps = list(_way_out(facts))
+        helps = list(way_out(facts))
     helps.append(Help("Until then the portable engine needs no vLLM: the plan uses it", None, "certain"))
     return Wall(
         "VLLM-ABSENT",
@@ -83,11 +86,11 @@ def _absent(facts: Facts) -> Wall | None:
         + ("" if release or not obstacles else ", and no release this project knows installs here"),
         ("packages.vllm = absent", *obstacles),
         tuple(helps),
-        _later_wall(facts),
+        later_wall(facts),
     )
 
 
-def _line(release: str) -> str:
+def vllm_line(release: str) -> str:
     return f'pip install "vllm=={release}"'
 
 
@@ -100,63 +103,57 @@ def _brings(facts: Facts, release: str) -> str:
 
 def newest_fitting(facts: Facts) -> tuple[str | None, list[str]]:
     """The newest release within this project's range that Python, driver, card, glibc and the installed packages take,
-    and why not the newer ones (one sentence for each rule that shut some out)."""
+    and what shuts the newer ones out: one sentence for each rule, told before anything is downloaded."""
     shut_out: dict[str, list[str]] = {}
-    for text in reversed(versions("vllm")):
-        if not allows(specifiers(OURS["vllm"]), Version(text)):
-            continue
-        reason = _unfit(facts, Version(text))
-        if reason is None:
+    for text in reversed(_ours()):
+        reasons = list(_unfit(facts, Version(text)))
+        if not reasons:
             return text, _sentences(shut_out)
-        shut_out.setdefault(reason, []).append(text)
+        for reason in reasons:
+            shut_out.setdefault(reason, []).append(text)
     return None, _sentences(shut_out)
+
+
+def _ours() -> list[str]:
+    return [text for text in versions("vllm") if allows(specifiers(OURS["vllm"]), Version(text))]
 
 
 def _sentences(shut_out: dict[str, list[str]]) -> list[str]:
     def those(texts: list[str]) -> str:
         return texts[0] if len(texts) == 1 else f"{texts[-1]} to {texts[0]}"
 
-    return [f"vllm {those(texts)}: {reason}" for reason, texts in shut_out.items()]
+    return [f"vllm {those(texts)} {reason}" for reason, texts in shut_out.items()]
 
 
-def _unfit(facts: Facts, v: Version) -> str | None:
-    """Why a release cannot be used here, None when it can as far as is known."""
-    glibc = pair(facts.host.glibc)
+def _unfit(facts: Facts, v: Version) -> Iterator[str]:
+    """Why a release cannot be used here, as far as is known; nothing when it can."""
+    glibc, serves = pair(facts.host.glibc), driver_cuda(facts)
     if glibc is not None and glibc < _GLIBC_NOW:
-        return f"its wheel needs glibc {shown(_GLIBC_NOW)}, and this system has {facts.host.glibc}"
+        yield f"needs glibc {shown(_GLIBC_NOW)}, and this system has {facts.host.glibc}"
     if not runs_here(facts, "vllm", v):
-        return f"it does not take Python {facts.host.python}"
+        yield f"does not take Python {facts.host.python}"
     torch = (asked("vllm", v, "torch") or "").removeprefix("==")
     if torch and not torch_runs_here(facts, Version(torch)):
-        serves = driver_cuda(facts)
         if serves is not None and serves[0] < 13:
-            return (
-                f"it needs torch {torch}, a CUDA 13 build on PyPI, and that needs driver 580 or newer; here is "
-                f"{driver_shown(facts)}"
-            )
-        return f"it needs torch {torch}, whose CUDA 13 build has no code for this card"
+            yield f"pins a torch that is a CUDA 13 build on PyPI and needs driver 580; here is {driver_shown(facts)}"
+        else:
+            yield "pins a torch that is a CUDA 13 build, without code for this card"
     state = installed(facts)
     for who in ("trl", "unsloth", "unsloth_zoo"):
-        if who not in state:
-            continue
-        for of, wanted in (("vllm", f"=={v}"), ("torch", f"=={torch}" if torch else "")):
-            asks = need(facts, who, state[who], of)
-            if asks and wanted and not allows(asks.range, Version(wanted.removeprefix("=="))):
-                what = "" if of == "vllm" else f"it needs torch {torch}, and "
-                return f"{what}{who} {state[who]} needs {of} {shown_range(asks.range)}"
-    return None
+        for of, wanted in (("vllm", str(v)), ("torch", torch)):
+            asks = need(facts, who, state[who], of) if who in state and wanted else None
+            if asks and not allows(asks.range, Version(wanted)):
+                pins = "pins a torch" if of == "torch" else "is"
+                yield f"{pins} outside the range {shown_range(asks.range)} that {who} {state[who]} takes ({asks.source})"
 
 
-def _way_out(facts: Facts) -> Iterator[Help]:
+def way_out(facts: Facts) -> Iterator[Help]:
     """What would let vLLM be installed where no release fits as things are."""
-    serves, newest = driver_cuda(facts), _newest_ours()
+    serves, newest = driver_cuda(facts), _ours()[-1]
     if serves is not None and serves[0] < 13 and not jetson(facts):
-        yield Help("Upgrade the NVIDIA driver to 580 or newer, then install it", _line(newest), "likely")
+        yield Help("Upgrade the NVIDIA driver to 580 or newer, then install it", vllm_line(newest), "likely")
         yield Help(
-            "Or take vLLM's own CUDA 12.9 wheels, which run on 12.x drivers",
-            f'pip install "vllm=={newest}" --extra-index-url https://wheels.vllm.ai/{newest}/cu129 '
-            "--extra-index-url https://download.pytorch.org/whl/cu129",
-            "try",
+            "Or take the last vLLM that was tried as a CUDA 12.9 wheel on 12.x drivers", _cuda_12_line(facts), "likely"
         )
     elif any(reachable(facts, card) for card in cards(facts) or ()):
         yield Help(
@@ -166,11 +163,15 @@ def _way_out(facts: Facts) -> Iterator[Help]:
         yield Help("There is no vLLM for this card; the portable engine is the way here", None, "certain")
 
 
-def _newest_ours() -> str:
-    return next(text for text in reversed(versions("vllm")) if allows(specifiers(OURS["vllm"]), Version(text)))
+def _cuda_12_line(facts: Facts) -> str:
+    """vLLM's own CUDA 12.9 build: TRL's team runs these on drivers of the 12 series (trl#6153, trl#6355, trl#6406)."""
+    arch = "aarch64" if facts.host.arch in ("aarch64", "arm64") else "x86_64"
+    wheel = f"vllm-{_CUDA_12}+cu129-cp38-abi3-manylinux_2_28_{arch}.whl"
+    url = f"https://github.com/vllm-project/vllm/releases/download/v{_CUDA_12}/{wheel}"
+    return f'pip install "{url}" --extra-index-url {INDEX}/cu129'
 
 
-def _later_wall(facts: Facts) -> str | None:
+def later_wall(facts: Facts) -> str | None:
     """The wall that comes after this one: FlashInfer's toolkit gate, told before anything is downloaded."""
     found = nvcc(facts)
     for card in cards(facts) or ():
@@ -217,7 +218,7 @@ def _suspects(facts: Facts, code: str) -> list[str]:
     if code in ("VLLM-MEMORY", "VLLM-OPTION", "VLLM-MIG", "VLLM-GLIBC", "VLLM-PTX"):
         return []
     return [
-        f"Because {n}, and packages.{n.of} = {facts.packages.get(n.of)}, this pair is a likely reason"
+        f"{n}, and packages.{n.of} = {facts.packages.get(n.of)}: this pair is a likely reason"
         for n in conflicts(facts)
         if n.who == "vllm"
     ]
