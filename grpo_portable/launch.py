@@ -6,6 +6,7 @@ The I/O around the pure parts: probing the machine, asking for the hub, printing
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -180,7 +181,13 @@ def _new_folder(prepared: Prepared, out: Path | None) -> run_folder.RunFolder:
 
 
 def _command() -> str:
-    return " ".join(["grpo-portable", *(Path(a).name if a.startswith("/") else a for a in sys.argv[1:])])
+    """The command as a report may show it: of a file's or folder's place only its name."""
+
+    def shown(argument: str) -> str:
+        key, equals, value = argument.rpartition("=")
+        return key + equals + (Path(value).name if value.startswith(("/", "~", ".")) else value)
+
+    return shlex.join(["grpo-portable", *map(shown, sys.argv[1:])])
 
 
 def _newest() -> Path:

@@ -71,7 +71,8 @@ class Progress:
         changed = bool(new) or doing != self._doing
         if doing and doing != self._doing:
             self._doing = doing
-            self._say(doing)
+            if not doing.startswith(("rollout of", "update of")):  # the step's own line says it
+                self._say(doing)
         for metrics in new:
             self._last = metrics
             self._say(summary(metrics, self.steps))
