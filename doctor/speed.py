@@ -9,10 +9,12 @@ completion is counted at its full length T, so runs whose answers end early are 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from doctor.cards import Card
-from doctor.memory import Setting, kv_bytes_per_token, weight_bytes
-from doctor.shapes import Shape
+from doctor.cards import Card, CardError, find_card
+from doctor.diagnosis import Diagnosis
+from doctor.memory import Setting, kv_bytes_per_token, settle, weight_bytes
+from doctor.shapes import Shape, shape_of
 
 BANDWIDTH_SHARE = 0.85  # of the data sheet's bandwidth, reached by large reads
 PRODUCT_SHARE = 0.45  # of the data sheet's tensor rate, reached by the products of prefill and update
@@ -50,6 +52,39 @@ def step_estimate(shape: Shape, setting: Setting, card: Card, *, prompts: int = 
     error = ERROR if card.bf16_tflops is not None else ERROR_UNKNOWN_RATE
     tokens = completions * setting.completion_tokens
     return StepEstimate(rollout, update, total, total / error, total * error, tokens / rollout, error)
+
+
+def estimate_text(diagnosis: Diagnosis, *, steps: int, **sizes: Any) -> str | None:
+    """How long `steps` steps of the plan may take, in words with the error; None where card or model is not known.
+
+    `sizes` go to `doctor.memory.settle`: group_size, prompts_per_step, prompt_tokens, completion_tokens, lora_rank.
+    """
+    plan = diagnosis.plan
+    shape = shape_of(plan.model)
+    gpu = next(
+        (g for n, g in enumerate(diagnosis.facts.gpus or ()) if (n if g.index is None else g.index) in plan.gpus), None
+    )
+    if plan.path in (None, "cpu") or shape is None or gpu is None or not gpu.name:
+        return None
+    try:
+        card, _ = find_card(gpu.name)
+    except CardError:
+        return None
+    setting = settle(shape, str(plan.path), plan.memory.have_gib if plan.memory else None, **sizes).setting
+    prompts, group = sizes.get("prompts_per_step", 8), sizes.get("group_size", 8)
+    step = step_estimate(shape, setting, card, prompts=prompts, group_size=group)
+    low, high = steps * step.low_s, steps * step.high_s
+    return f"about {_duration(steps * step.total_s)}, {_short(step.total_s)} a step (estimate: {_duration(low)} to {_duration(high)})"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def _rollout_s(shape: Shape, s: Setting, card: Card, prompts: int, completions: int) -> float:
