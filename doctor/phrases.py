@@ -112,6 +112,19 @@ def better_walls(d: Diagnosis) -> tuple[list[Wall], list[Wall], list[Wall]]:
     return above, [w for w in closing if w not in above], [w for w in d.walls if not w.closes]
 
 
+def passed_over(d: Diagnosis) -> bool:
+    """Whether a better path than the chosen one is open all the same (no room, a refused start): then warnings explain."""
+    rank = PATHS.index(d.plan.path) if d.plan.path in PATHS else len(PATHS)
+    return any(p in d.paths and d.paths[p].open for p in PATHS[:rank])
+
+
+def further_reasons(d: Diagnosis) -> list[str]:
+    """The plan's reasons but those that the verdict, the memory line or a wall on the same page already give."""
+    said = [*(f"({w.code})" for w in d.walls), "is the best path that is open", f"{d.plan.path} takes", "With the helps",
+            "No path is open", "Once torch"]  # fmt: skip
+    return [reason for reason in d.plan.reasons if not any(part in reason for part in said)]
+
+
 def closes(wall: Wall) -> str:
     """`every path`, `every GPU path` or the paths by name."""
     return _named(wall.closes)

@@ -34,28 +34,33 @@ def text(d: Diagnosis, *, verbose: bool = False, colour: bool = False, notes: Se
     """The report for a terminal, ending in a newline. `notes` stand right under the verdict."""
     style = Style(colour)
     above, below, warnings = phrases.better_walls(d)
-    blocks = [_head(d, style, notes), _paths(d, style)]
+    blocks = [_head(d, style, verbose, notes), _paths(d, style)]
     if above:
         blocks.append(_title(style, "Walls in front of better paths" if d.plan.path else "Walls"))
         blocks += [_wall(w, style) for w in above]
-    if after := phrases.after(d):
-        blocks.append(_paragraph(after, 0, 2, paint=lambda s: style("bold", s)))
+    shown = []
     if warnings:
-        blocks.append(_title(style, "Warnings, which close nothing"))
-        blocks += [_wall(w, style) for w in warnings] if verbose else [_brief(warnings)]
+        full = verbose or phrases.passed_over(d)
+        shown = [_title(style, "Warnings, which close nothing")]
+        shown += [_wall(w, style) for w in warnings] if full else [_brief(warnings)]
+    after = phrases.after(d)
+    blocks += shown if phrases.passed_over(d) else []
+    blocks += [_paragraph(after, 0, 2, paint=lambda s: style("bold", s))] if after else []
+    blocks += [] if phrases.passed_over(d) else shown
     if below:
         blocks.append(_others(below, style, verbose))
     blocks.append(_machine(d, style, verbose))
     return "\n\n".join(blocks) + "\n"
 
 
-def _head(d: Diagnosis, style: Style, notes: Sequence[str]) -> str:
+def _head(d: Diagnosis, style: Style, verbose: bool, notes: Sequence[str]) -> str:
     colour = "green" if d.plan.path else "red"
     lines = [_paragraph(phrases.verdict(d), 0, 2, paint=lambda s: style("bold", style(colour, s)))]
     for part in (phrases.how(d), phrases.memory(d), phrases.batch(d)):
         if part:
             lines.append(_paragraph(part, 2, 4))
-    lines += [_paragraph(f"- {scrub(reason, None)}", 2, 4) for reason in d.plan.reasons]
+    reasons = d.plan.reasons if verbose else phrases.further_reasons(d)
+    lines += [_paragraph(f"- {scrub(reason, None)}", 2, 4) for reason in reasons]
     lines += [_paragraph(f"note: {scrub(note, None)}", 2, 8) for note in notes]
     return "\n".join(lines)
 

@@ -57,18 +57,19 @@ OLD_NVCC = Wall(
     ("toolkit.nvcc = 12.8.61",),
     (Help("Install toolkit 12.9 and point CUDA_HOME at it", "export CUDA_HOME=/usr/local/cuda-12.9", "likely"),),
 )
+UNPROVEN = Wall("FP8-HF-UNPROVEN", ("fp8-hf",), "nobody has measured FP8 without vLLM to be faster on this card")
 NO_FP16 = Wall("FP16-NEEDLESS", ("fp16-hf",), "the card has bfloat16")
 SMALL_SHM = Wall("SHM-SMALL", (), "/dev/shm has 0.06 GiB")
 
 
 def diagnosis(path: str | None = "bf16-hf", *, walls: tuple[Wall, ...] | None = None, **changes: Any) -> Diagnosis:
-    walls = (NO_VLLM, OLD_NVCC, NO_FP16, SMALL_SHM) if walls is None else walls
+    walls = (NO_VLLM, OLD_NVCC, UNPROVEN, NO_FP16, SMALL_SHM) if walls is None else walls
     paths: Mapping[str, PathState] = {
         p: PathState(not any(p in w.closes for w in walls), True, tuple(w.code for w in walls if p in w.closes))
         for p in PATHS
     }
     ledger = {"weights": 7.5, "kv_cache": 2.2, "activations": 1.9, "workspace": 1.4, "optimizer": 0.5}
     plan = Plan(path, "portable", "bfloat16", None, (0,), "Qwen/Qwen3-4B", Memory(13.5, 31.0, ledger), 4, 64,
-                ("bfloat16, since compute capability 12.0 >= 8.0",))  # fmt: skip
+                ("bfloat16, since compute capability 12.0 >= 8.0", "fp8-hf is closed (FP8-HF-UNPROVEN)"))  # fmt: skip
     values: dict[str, Any] = {"plan": plan, "walls": walls, "paths": paths, "after_fix": "fp8-vllm", "facts": facts()}
     return Diagnosis(**(values | changes))

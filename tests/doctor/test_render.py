@@ -28,7 +28,7 @@ Paths, best first
   fp8-vllm   closed   VLLM-ABSENT, FP8-CUDA-129
   bf16-vllm  closed   VLLM-ABSENT
   fp16-vllm  closed   VLLM-ABSENT
-  fp8-hf     open
+  fp8-hf     closed   FP8-HF-UNPROVEN
   bf16-hf    chosen
   fp16-hf    closed   FP16-NEEDLESS
   qlora-hf   open
@@ -52,6 +52,9 @@ Walls in front of better paths
     help     Install toolkit 12.9 and point CUDA_HOME at it (likely)
              $ export CUDA_HOME=/usr/local/cuda-12.9
 
+  FP8-HF-UNPROVEN closes fp8-hf
+    nobody has measured FP8 without vLLM to be faster on this card
+
 Then this machine can take fp8-vllm.
 
 Warnings, which close nothing
@@ -64,6 +67,7 @@ This machine (nothing private in it: paste it into a bug report)
   grpo-doctor 0.1.0: bf16-hf for Qwen/Qwen3-4B
   closed by VLLM-ABSENT, FP8-CUDA-129: fp8-vllm
   closed by VLLM-ABSENT: bf16-vllm, fp16-vllm
+  closed by FP8-HF-UNPROVEN: fp8-hf
   closed by FP16-NEEDLESS: fp16-hf
   linux x86_64, Ubuntu 22.04, glibc 2.35, Python 3.12, RAM 64 GiB, /dev/shm
     0.062 GiB, in a container
@@ -115,6 +119,20 @@ def test_no_room_is_not_called_closed() -> None:
     d = replace(d, paths={p: replace(s, fits=False) for p, s in d.paths.items()})
     page = render.text(d)
     assert page.startswith("no room: ") and "bf16-hf    open     does not fit into memory" in page
+
+
+def test_where_a_better_path_is_open_but_has_no_room_the_warnings_are_told_in_full() -> None:
+    full = Wall("GPU-BUSY", (), "others hold 25 GiB", ("free_gib = 6.0",), (Help("Stop them", "nvidia-smi", "likely"),))
+    d = samples.diagnosis("qlora-hf", walls=(full,))
+    page = render.text(d)
+    assert "free_gib = 6.0" in page and "$ nvidia-smi" in page
+    assert page.index("$ nvidia-smi") < page.index("Then this machine can take")
+    assert "free_gib" not in render.text(samples.diagnosis("fp8-vllm", walls=(full,)))
+
+
+def test_reasons_are_not_said_twice() -> None:
+    assert "is closed (FP8-HF-UNPROVEN)" not in render.text(samples.diagnosis())
+    assert "is closed (FP8-HF-UNPROVEN)" in render.text(samples.diagnosis(), verbose=True)
 
 
 def test_cpu_verdict() -> None:
