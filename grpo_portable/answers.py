@@ -62,7 +62,7 @@ _LABEL = r"(?:\*\*|__)?(?:question|problem|instruction|exercise|human|user|q)(?:
 _NEW_QUESTION = re.compile(
     rf"^[ \t]{{0,8}}(?:#{{1,6}} ?)?(?:{_LABEL}|(?:next|new|another) (?:question|problem)\b)", re.I | re.M
 )
-_QUESTION_IN_LINE = re.compile(r"\b(?:Question|Problem|Q)(?: ?[0-9]{1,3})?:")
+_QUESTION_IN_LINE = re.compile(r"(?<![A-Za-z])(?:Question|Problem|Q)(?: ?[0-9]{1,3})?:")
 _MARKER = re.compile(r"(?<!#)####(?!#)")
 _ANSWER_LABEL = re.compile(r"[\s*_]*(?:the )?(?:final )?(?:answer|result|solution|total)(?: is)?[\s*_]*:?[\s*_]*", re.I)
 _ANCHOR = re.compile(r"\banswers?[ \t*_]{0,4}(?::|=|\b(?:is|are|was|equals|(?:would|should|must|will) be)\b)", re.I)

@@ -98,6 +98,7 @@ _ATTACHED = re.compile(
 )
 _PER = re.compile(r"\s*/\s*(?:[A-Za-z]{2}|[hsdm]\b)")
 _HYPHENATED = re.compile(rf"[{DASHES}](?:[A-Za-z]{{2}})|\s+[{DASHES}{_DASH}]\s+[A-Za-z]{{2}}|[{_DASH}]\s+[A-Za-z]{{2}}")
+_BETWEEN = re.compile(r"\b[Bb]etween\s*[$€£]?\Z")
 _HEDGE = re.compile(r"\b(?:or|mod|maybe|perhaps|possibly|alternatively|otherwise)\b", re.I)
 _GLUE = re.compile(
     rf"[\s$€£%+{DASHES}{_DASH}—*/×÷^:,;~&·()|]*(?:\b(?:to|or|and/or|by|mod|vs\.?|x|over|point)\b)?[\s$€£{DASHES}(,]*",
@@ -132,7 +133,8 @@ def read_last(text: str) -> Reading:
         gap = line[before.end() : last.start()]
         if gap == " " and "/" in last.group():
             return read_phrase(_sentence(line, before.start(), last.end()))  # a mixed number
-        if len(gap) <= 40 and _GLUE.fullmatch(gap):
+        between = _BETWEEN.search(line[: before.start()][-12:]) and gap.strip().startswith("and")
+        if between or (len(gap) <= 40 and _GLUE.fullmatch(gap)):
             return Reading(None, "several numbers")
         start = before.end()
     start = max((end.end() for end in _SENTENCE_END.finditer(line, start, last.start())), default=start)

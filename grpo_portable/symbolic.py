@@ -75,17 +75,20 @@ class SymbolicChecker:
             self.close()
             if not self._start():
                 return None
-        child = self._child
-        assert child is not None and child.stdin is not None, "just started"
-        try:
-            child.stdin.write(json.dumps(question) + "\n")
-            child.stdin.flush()
-        except OSError:
-            self.close()
-            return None
-        if self._reply(self.time_limit_s) != "gold":
+        if not self._say(json.dumps(question)) or self._reply(self.time_limit_s) != "gold":
             return None
         return self._reply(self.time_limit_s) == "equal"
+
+    def _say(self, line: str) -> bool:
+        pipe = self._child.stdin if self._child else None
+        try:
+            if pipe is not None:
+                pipe.write(line + "\n")
+                pipe.flush()
+        except OSError:  # the child ended
+            self.close()
+            return False
+        return pipe is not None
 
     def _start(self) -> bool:
         command = [sys.executable, "-m", "grpo_portable.symbolic"]

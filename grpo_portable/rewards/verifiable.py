@@ -1,4 +1,4 @@
-"""Rewards that check the answer and its format with the evaluation's own extractor (system A: answer and `#### n`).
+"""Rewards that check the answer and its format with the evaluation's own extractor: the answer, and `#### n`.
 
 Values are exact in binary: then a group whose rewards are equal has a spread of exactly zero.
 """
