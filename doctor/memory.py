@@ -97,7 +97,7 @@ def saved_bytes_per_token(shape: Shape, kind: str, rank: int) -> float:
     norms' float32 copies, the adapters' inputs, attention's q, k, v (heads repeated) and output, and the gated MLP.
     """
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    wide = shape.experts_per_token * shape.moe_intermediate if shape.experts else shape.intermediate
+    wide = _wide(shape)
     more_norms = 6.0 * shape.hidden * max(0, shape.norms - 2) / 2
     adapters = 41.0 * rank
     if kind == "fp32":
@@ -105,6 +105,11 @@ def saved_bytes_per_token(shape: Shape, kind: str, rank: int) -> float:
         return 16.6 * shape.hidden + of_query * query + of_key * key + 16.1 * wide + adapters + more_norms
     of_query, of_key = (14.7, 4.4) if shape.qk_norm else (10.4, 0.2)
     return 18.6 * shape.hidden + of_query * query + of_key * key + 8.4 * wide + adapters + more_norms
+
+
+def _wide(shape: Shape) -> int:
+    """Width of the MLP one token passes through."""
+    return shape.experts_per_token * shape.moe_intermediate if shape.experts else shape.intermediate
 
 
 def _lasting(shape: Shape, s: Setting) -> dict[str, float]:
@@ -135,9 +140,12 @@ def _update(shape: Shape, s: Setting) -> dict[str, float]:
     tokens = s.micro_batch * (s.prompt_tokens + s.completion_tokens)
     block = saved_bytes_per_token(shape, s.base, s.lora_rank)
     value = 4 if s.base == "fp32" else 2
-    # Checkpointing keeps each block's input and rebuilds one block, whose backward holds about a third more than it saved.
-    kept = value * shape.hidden * (shape.layers + 1) if s.checkpointing else block * shape.layers
-    activations = tokens * (kept + (1.3 if s.checkpointing else 1.1) * block)
+    # Checkpointing keeps each block's input and rebuilds one block, whose backward holds four more tensors of the MLP's width.
+    if s.checkpointing:
+        row = value * shape.hidden * (shape.layers + 1) + block + 4.2 * value * _wide(shape)
+    else:
+        row = (shape.layers + 1.1) * block
+    activations = tokens * row
     if s.base == "nf4":  # the largest linear, de-quantised for its product and for its gradient
         activations += 2 * 2 * max(i * o for i, o in shape.linears().values())
     if s.base != "fp32" and s.lora_rank:  # autocast keeps a 16-bit copy of the adapter while the graph lives

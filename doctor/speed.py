@@ -73,8 +73,8 @@ def estimate_text(diagnosis: Diagnosis, *, steps: int, **sizes: Any) -> str | No
     setting = settle(shape, str(plan.path), plan.memory.have_gib if plan.memory else None, **sizes).setting
     prompts, group = sizes.get("prompts_per_step", 8), sizes.get("group_size", 8)
     step = step_estimate(shape, setting, card, prompts=prompts, group_size=group)
-    low, high = steps * step.low_s, steps * step.high_s
-    return f"about {_duration(steps * step.total_s)}, {_short(step.total_s)} a step (estimate: {_duration(low)} to {_duration(high)})"
+    whole, low, high = (_duration(steps * seconds) for seconds in (step.total_s, step.low_s, step.high_s))
+    return f"about {whole}, {_short(step.total_s)} a step (estimate: {low} to {high})"
 
 
 def _duration(seconds: float) -> str:
