@@ -172,14 +172,18 @@ def save(model: Any, folder: Path, base: str) -> None:
     else:
         model.save_pretrained(str(part), safe_serialization=True)
     (part / "README.md").unlink(missing_ok=True)  # peft's model card template, empty of facts
-    for file in part.iterdir():
-        with file.open("rb") as written:
-            os.fsync(written.fileno())
+    _flush(part)
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
     part.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    for file in folder.iterdir():
+        with file.open("rb") as written:
+            os.fsync(written.fileno())
 
 
 def restore(model: Any, folder: Path) -> None:

@@ -319,6 +319,10 @@ class GrpoTrainer(GRPOTrainer):
             return
         self._first_step, self._resumed = saved.step, saved
         self._seconds_before = saved.state()["seconds"]
+        if saved.step >= self.recipe.steps:  # the end was reached, only the adapter was not saved
+            self._load_from_checkpoint(str(saved.folder))
+            self.state.global_step = saved.step
+            return
         self.train(resume_from_checkpoint=str(saved.folder))
 
     _resumed: checkpoint.Checkpoint | None = None
@@ -366,7 +370,8 @@ class _StepCallback(TrainerCallback):
         recipe, stopping = self.trainer.recipe, self.trainer.stop.wanted
         between = state.global_step % recipe.num_iterations == 0
         since = state.global_step // recipe.num_iterations % max(1, recipe.save_every // recipe.num_iterations)
-        if between and (stopping or since == 0) and state.global_step < recipe.steps:
+        last = state.global_step >= recipe.steps
+        if last or (between and (stopping or since == 0)):
             control.should_save = True
         if stopping:
             control.should_training_stop = True

@@ -80,3 +80,8 @@ def questions_folder(folder: Path, train: int = 24, test: int = 8) -> Path:
 def digits(completions: list[str], **_: Any) -> list[float]:
     """A reward with spread: how many of the completion's characters are digits."""
     return [float(sum(c.isdigit() for c in text)) for text in completions]
+
+
+def nothing(completions: list[str], **_: Any) -> list[None]:
+    """A reward that can score no completion."""
+    return [None] * len(completions)

@@ -1,0 +1,354 @@
+"""One run in one process, killed wherever it hurts and started again: the same adapter, metrics and answers, bit for bit.
+
+Workers are forked from this process, which has torch in memory already, so that a run takes a second and a fault can be put
+anywhere in it. One test starts the real thing through accelerate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from grpo_portable import checkpoint, evaluate, failure, policy, run, trainer, worker
+from grpo_portable.ladder import EXIT
+from grpo_portable.recipe import Recipe
+from grpo_portable.run import read_lines
+
+CLOCK = ("seconds", "step_s", "rollout_s", "update_s", "tokens_per_s", "memory_gib")
+KILLED = -signal.SIGKILL
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and questions."""
+    folder = tmp_path_factory.mktemp("inputs")
+    tiny.save(folder / "model")
+    tiny.questions_folder(folder / "sums")
+    return folder
+
+
+def recipe(inputs: Path, **changes: Any) -> Recipe:
+    small: dict[str, Any] = {
+        "model": str(inputs / "model"),
+        "data": str(inputs / "sums"),
+        "eval_data": str(inputs / "sums"),
+        "path": "cpu",
+        "prompt_template": "{question}\n",
+        "steps": 5,
+        "prompts_per_step": 2,
+        "group_size": 4,
+        "micro_batch": 4,
+        "rollout_rows": 1,
+        "max_completion_tokens": 8,
+        "learning_rate": 1e-2,
+        "warmup_steps": 1,
+        "lora_rank": 4,
+        "optimizer": "adamw",
+        "gradient_checkpointing": False,
+        "save_every": 2,
+        "rewards": ("tiny:digits",),
+        "seed": 11,
+    }
+    return replace(Recipe(), **{**small, **changes})
+
+
+def start(folder: Path, fault: Callable[[], None] = lambda: None) -> int:
+    """Run a worker on `folder` in a fork of this process, with `fault` put in first; its exit status, negative for a signal."""
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            sys.stdout = sys.stderr = (folder / "worker.log").open("a", buffering=1)
+            fault()
+            code = worker.main([str(folder)])
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def kill_before(owner: Any, name: str, call: int) -> Callable[[], None]:
+    """A fault: SIGKILL as the `call`-th call of a function begins."""
+
+    def put_in() -> None:
+        original, calls = getattr(owner, name), [0]
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*arguments, **options)
+
+        setattr(owner, name, counted)
+
+    return put_in
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """What must not depend on how often the run was killed."""
+    lines = [{k: v for k, v in m.items() if k not in CLOCK} for m in read_lines(folder / "metrics.jsonl")]
+    files = sorted((folder / "generations").glob("*.jsonl"))
+    return {
+        "adapter": hashlib.sha256((folder / "adapter" / "adapter_model.safetensors").read_bytes()).hexdigest(),
+        "metrics": lines,
+        "generations": {f.name: list(read_lines(f)) for f in files},
+    }
+
+
+@pytest.fixture(scope="session")
+def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run nobody disturbed."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run.create(folder, recipe(inputs))
+    assert start(folder) == 0, (folder / "worker.log").read_text()
+    return folder
+
+
+def test_a_run_leaves_every_file_a_report_needs(whole: Path, inputs: Path) -> None:
+    made = outcome(whole)
+    assert [m["step"] for m in made["metrics"]] == [1, 2, 3, 4, 5]
+    assert [len(g) for g in made["generations"].values()] == [8, 8]
+    assert sorted(made["generations"]) == ["base.jsonl", "tuned.jsonl"]
+    record = json.loads((whole / "run.json").read_text())
+    assert record["model"] == "model"
+    assert (record["path"], record["engine"], record["dtype"], record["quantization"]) == (
+        "cpu",
+        "portable",
+        "float32",
+        None,
+    )
+    assert record["trainable_parameters"] + 26_000 > record["total_parameters"] > record["trainable_parameters"] > 0
+    assert record["data"]["train"]["used"] == 24
+    assert record["data"]["eval"] == {
+        "source": "sums",
+        "split": "test",
+        "total": 8,
+        "used": 8,
+        "skipped": 0,
+        "over_length": 0,
+        "over_percentile": 0,
+        "longest_prompt_tokens": 11,
+    }
+    assert set(record["stages"]) == {"base", "train", "tuned"}
+    assert record["versions"]["trl"]
+    assert record["prompt"]["example"] == "1 plus 51?\n"
+    assert record["peak_memory_gib"] > 0
+    config = json.loads((whole / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "model"
+    for file in whole.rglob("*.json*"):
+        assert str(inputs) not in file.read_text(), f"{file.name} names a path of this machine"
+
+
+FAULTS = {
+    "base evaluation": kill_before(evaluate, "append_line", 6),
+    "first rollout": kill_before(trainer.GrpoTrainer, "_note_rollout", 1),
+    "rollout": kill_before(trainer.GrpoTrainer, "_note_rollout", 4),
+    "update": kill_before(trainer.GrpoTrainer, "_clip_grad_norm", 4),
+    "after the update": kill_before(trainer, "append_line", 4),
+    "before a checkpoint": kill_before(trainer.GrpoTrainer, "save_now", 2),
+    "in a checkpoint": kill_before(checkpoint, "_sync", 11),  # each calls it eight times
+    "checkpoint renamed": kill_before(checkpoint, "_folders", 3),
+    "after the last step": kill_before(trainer.GrpoTrainer, "save_now", 3),
+    "adapter half saved": kill_before(policy, "_flush", 1),
+    "tuned evaluation": kill_before(evaluate, "append_line", 13),
+}
+
+
+@pytest.mark.parametrize("moment", FAULTS)
+def test_killed_and_started_again_is_as_if_nothing_had_happened(
+    whole: Path, inputs: Path, tmp_path: Path, moment: str
+) -> None:
+    folder = tmp_path / "run"
+    run.create(folder, recipe(inputs))
+    assert start(folder, FAULTS[moment]) == KILLED, (folder / "worker.log").read_text()
+    assert start(folder) == 0, (folder / "worker.log").read_text()
+    assert outcome(folder) == outcome(whole)
+
+
+def test_killed_again_and_again(whole: Path, inputs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run.create(folder, recipe(inputs))
+    deaths = 0
+    while start(folder, kill_before(trainer.GrpoTrainer, "_clip_grad_norm", 3)) == KILLED:
+        deaths += 1
+        assert deaths < 5
+    assert deaths == 2  # two steps a life, saved every two
+    assert outcome(folder) == outcome(whole)
+
+
+def test_a_torn_checkpoint_costs_two_steps_and_is_told(whole: Path, inputs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run.create(folder, recipe(inputs))
+    assert start(folder, kill_before(trainer.GrpoTrainer, "_note_rollout", 5)) == KILLED
+    torn = folder / "checkpoints" / "step-000004" / "weights.safetensors"
+    torn.write_bytes(torn.read_bytes()[:100])
+    assert start(folder) == 0
+    assert outcome(folder) == outcome(whole)
+    assert any("step-000004 is torn" in e["message"] for e in read_lines(folder / "events.jsonl"))
+
+
+def test_a_smaller_micro_batch_after_a_crash_goes_on_with_the_same_groups(
+    whole: Path, inputs: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    run.create(folder, recipe(inputs))
+    assert start(folder, kill_before(trainer.GrpoTrainer, "_note_rollout", 4)) == KILLED
+    (folder / "rung.json").write_text(json.dumps({"micro_batch": 2, "rollout_rows": 3}))
+    assert start(folder) == 0
+    ours, theirs = outcome(folder)["metrics"], outcome(whole)["metrics"]
+    assert [m["reward"] for m in ours] == [m["reward"] for m in theirs]
+    assert [m["grad_norm"] for m in ours] == pytest.approx([m["grad_norm"] for m in theirs], rel=1e-4)
+
+
+@pytest.fixture
+def bootstrapped(inputs: Path, tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "run"
+    changes = {
+        "bootstrap_epochs": 2.0,
+        "bootstrap_batch": 4,
+        "bootstrap_learning_rate": 2e-2,
+        "max_completion_tokens": 24,
+    }
+    run.create(folder, recipe(inputs, steps=2, beta=0.01, eval_samples=2, **changes))
+    yield folder
+
+
+def test_the_bootstrap_teaches_the_format_and_is_not_done_twice(bootstrapped: Path) -> None:
+    assert start(bootstrapped, kill_before(trainer.GrpoTrainer, "_note_rollout", 1)) == KILLED
+    taught = hashlib.sha256((bootstrapped / "bootstrap" / "adapter_model.safetensors").read_bytes()).hexdigest()
+    log = (bootstrapped / "worker.log").read_text()
+    assert "bootstrap step 12/12" in log
+    assert start(bootstrapped) == 0, (bootstrapped / "worker.log").read_text()
+    assert (bootstrapped / "worker.log").read_text().count("bootstrap step 12/12") == 1
+    assert hashlib.sha256((bootstrapped / "bootstrap" / "adapter_model.safetensors").read_bytes()).hexdigest() == taught
+    made = outcome(bootstrapped)
+    names = ["base-sampled.jsonl", "base.jsonl", "bootstrap-sampled.jsonl", "bootstrap.jsonl"]
+    assert sorted(made["generations"]) == [*names, "tuned-sampled.jsonl", "tuned.jsonl"]
+    assert len(made["generations"]["tuned-sampled.jsonl"]) == 16
+    assert made["metrics"][0]["kl"] == pytest.approx(0, abs=1e-6)  # against the bootstrapped adapter, not the base
+    assert set(run.RunFolder(bootstrapped).read_json("run.json")["stages"]) == {"base", "bootstrap", "train", "tuned"}
+
+
+def test_evaluation_alone(inputs: Path, whole: Path, tmp_path: Path) -> None:
+    for name, adapter, stage in (("base", None, "base"), ("tuned", whole / "adapter", "tuned")):
+        folder = tmp_path / name
+        run.create(folder, recipe(inputs))
+        task = {"only": "evaluate", "adapter": None if adapter is None else str(adapter)}
+        (folder / "task.json").write_text(json.dumps(task))
+        assert start(folder) == 0, (folder / "worker.log").read_text()
+        ours = list(read_lines(folder / "generations" / f"{stage}.jsonl"))
+        assert ours == list(read_lines(whole / "generations" / f"{stage}.jsonl"))
+        assert not (folder / "adapter").exists()
+
+
+def breaking(owner: Any, name: str, error: BaseException) -> Callable[[], None]:
+    def put_in() -> None:
+        def broken(*_: Any, **__: Any) -> Any:
+            raise error
+
+        setattr(owner, name, broken)
+
+    return put_in
+
+
+def poisoned() -> None:
+    see = trainer.NonFiniteGuard.see
+    trainer.NonFiniteGuard.see = lambda self, bad, step: see(self, "the loss", step)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault", "kind", "words", "phase"),
+    [
+        ({"model": "/nowhere"}, None, "user", "is not there", "loading"),
+        ({"rewards": ("corectness",)}, None, "user", "no reward is called", "training"),
+        ({"data": "/nowhere.jsonl"}, None, "user", "is not there", "reading"),
+        ({"lora_targets": "q_projection"}, None, "user", "does not fit", "loading"),
+        ({"max_prompt_tokens": 2}, None, "user", "longer than max_prompt_tokens", "loading"),
+        ({"eval_split": "train"}, None, "user", "also stand in the training data", "reading"),
+        ({"rewards": ("tiny:nothing",)}, None, "reward", "could not be scored", "update of step 1"),
+        (
+            {},
+            breaking(worker, "open_engine", RuntimeError("CUDA out of memory. Tried")),
+            "oom",
+            "out of memory",
+            "starting",
+        ),
+        ({}, breaking(trainer.GrpoTrainer, "_note_rollout", MemoryError()), "oom", "MemoryError", "rollout of step 1"),
+        ({}, breaking(worker, "open_engine", OSError(28, "No space left on device")), "disk", "No space", "starting"),
+        ({}, breaking(worker, "open_engine", ValueError("surprise")), "crash", "ValueError: surprise", "starting"),
+        ({}, poisoned, "nonfinite", "3 updates in a row", "update of step 3"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else None,
+)
+def test_a_failure_is_told_by_kind_words_and_phase(
+    inputs: Path, tmp_path: Path, changes: dict, fault: Any, kind: str, words: str, phase: str
+) -> None:
+    folder = tmp_path / "run"
+    run.create(folder, recipe(inputs, **changes))
+    assert start(folder, fault or (lambda: None)) == EXIT.get(kind, 1), (folder / "worker.log").read_text()
+    told = json.loads((folder / "failure.json").read_text())
+    assert told["kind"] == kind
+    assert words in told["fact"]
+    assert told["phase"].startswith(phase)
+    assert told["traceback_tail"]
+    assert not (folder / "adapter").exists()
+
+
+def test_kinds_of_errors() -> None:
+    from grpo_portable.errors import EngineError, Interrupted, NonFiniteError, RewardError
+
+    assert failure.kind_of(EngineError("died")) == "engine"
+    assert failure.kind_of(EngineError("HIP out of memory")) == "oom"
+    assert failure.kind_of(NonFiniteError("x")) == "nonfinite"
+    assert failure.kind_of(RewardError("x")) == "reward"
+    assert failure.kind_of(Interrupted("x")) == "interrupted"
+    assert failure.kind_of(KeyboardInterrupt()) == "interrupted"
+    assert failure.kind_of(RuntimeError("device-side assert")) == "crash"
+
+
+def test_through_accelerate_sigterm_saves_first(whole: Path, inputs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    long = recipe(inputs, steps=400, save_every=1000)
+    run.create(folder, long)
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
+    command += [
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "-m",
+        "grpo_portable.worker",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(Path(tiny.__file__).parent), "OMP_NUM_THREADS": "1"}
+    with (folder / "worker.log").open("wb") as log:
+        process = subprocess.Popen([*command, str(folder)], stdout=log, stderr=log, env=environment)
+        try:
+            deadline = time.monotonic() + 120
+            while len(list(read_lines(folder / "metrics.jsonl"))) < 4 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            pid = json.loads((folder / "heartbeat").read_text())["pid"]
+            os.kill(pid, signal.SIGTERM)
+            assert process.wait(60) != 0
+        finally:
+            process.kill()
+            process.wait()
+    assert json.loads((folder / "failure.json").read_text())["kind"] == "interrupted"
+    saved = checkpoint.newest(folder / "checkpoints")
+    assert saved is not None
+    made = [m["step"] for m in read_lines(folder / "metrics.jsonl")]
+    assert made == list(range(1, saved.step + 1))
+    ours = [{k: v for k, v in m.items() if k not in CLOCK} for m in read_lines(folder / "metrics.jsonl")][:1]
+    assert ours[0]["reward"] == outcome(whole)["metrics"][0]["reward"]
