@@ -72,7 +72,7 @@ _BEFORE = (
     ),
     ("a label", r"\b(?:steps?|part|case|method|example|question|problem|section|equation|figure|table|phase|exercise)"),
     ("a second number in words", rf"\b{_NUMBER_WORD}(?:\s?(?:[,{DASHES}{_DASH}/]|{_JOINT}))?"),
-    ("punctuation that belongs to no number", r"[.,;]"),
+    ("punctuation that belongs to no number", r"(?:\A|[^A-Za-z])[.,;]"),
     ("a variable", r"(?:\A|[^A-Za-z'’])(?-i:[b-zπθ])"),
 )
 # directly after the number (and its attached unit); the text starts where the number ends
@@ -224,7 +224,7 @@ def _sign(left: str, right: str) -> int:
         return _signed(sign, rest)
     if before.endswith(("—", "―")) and (before == rest or not any(c.isalpha() for c in before)):
         raise _Refused("a dash that may be a minus")
-    if before == rest and before[-1:].isalpha() and not money:
+    if before == rest and not money and (before[-1:].isalpha() or before.endswith((".", ",", ";"))):
         raise _Refused("letters attached to the number")
     if words := re.search(r"\b(?:minus|negative)\Z", before[-20:], re.I):
         _refuse(_REFUSED_BEFORE, before[: len(before) - len(words[0])].rstrip()[-60:])
