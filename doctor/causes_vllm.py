@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from doctor.diagnosis import Help
-from doctor.walls_locks import zoo_helps
+from doctor.walls_locks import TRL_AGE, zoo_helps
 
 _SET = Help("Install a set that belongs together, in a fresh environment", "grpo-doctor --install-plan", "likely")
 
@@ -97,7 +97,7 @@ CAUSES = (
     _cause(
         "LOCK-TRL-VLLM",
         "any",
-        r"GuidedDecodingParams|worker_extension_cls",
+        TRL_AGE.pattern,
         "trl and vLLM are of different ages: trl asks vLLM for something that this release does not have",
         "TRL up to 0.25 imports GuidedDecodingParams, gone with vLLM 0.12, used or not (trl#4617); TRL from 0.16 on passes "
         "worker_extension_cls, new with vLLM 0.8 (trl#3304)",

@@ -175,8 +175,8 @@ ENGINES = {
     "VLLM-DEVICE": Page(
         "vLLM does not recognise the GPU",
         VLLM,
-        "vLLM asks NVML which platform it is on. An old pynvml package that shadows nvidia-ml-py, or a CPU build of torch, leaves "
-        "it without an answer.",
+        "vLLM asks NVML which platform it is on. An old pynvml package that shadows nvidia-ml-py, or a CPU build of torch, "
+        "leaves it without an answer.",
         "'Failed to infer device type', 'is_async_output_supported is not implemented' (trl#2816).",
         ("Remove pynvml and install nvidia-ml-py.", _SET),
     ),

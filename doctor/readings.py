@@ -49,16 +49,16 @@ def vendor(gpu: Gpu) -> str | None:
 
 
 def cards(facts: Facts) -> tuple[Card, ...] | None:
-    """The cards the rules judge; None when nobody looked. Intel and Apple GPUs have no path and are left out, as are cards
-    that the installed torch is not built for while there is one that it is.
+    """The cards the rules judge; None when nobody looked. Intel and Apple GPUs have no path and are left out, as is any
+    card under macOS, and cards that the installed torch is not built for while there is one that it is.
     """
     if facts.gpus is None:
         return None
     found = []
     for place, gpu in enumerate(facts.gpus):
         maker = vendor(gpu)
-        if maker in ("intel", "apple"):
-            continue
+        if maker in ("intel", "apple") or (facts.host.platform or "").lower() == "darwin":
+            continue  # macOS has neither CUDA nor ROCm, whoever made the card
         index = gpu.index if gpu.index is not None else place
         found.append(Card(index, gpu, maker, capability(gpu.compute_capability), _label(gpu, index, len(facts.gpus))))
     ours = {"cuda": "nvidia", "rocm": "amd"}.get(build(facts) or "")

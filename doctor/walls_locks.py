@@ -6,6 +6,7 @@ a trial or concerns the Unsloth backend alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from packaging.version import Version
@@ -16,6 +17,7 @@ from doctor.locks import Need, conflicts, installed, missing_parts, need, no_com
 from doctor.releases import READ_ON, versions
 from doctor.versions import allows, base, version
 
+TRL_AGE = re.compile(r"GuidedDecodingParams|worker_extension_cls", re.IGNORECASE)
 _UNSLOTH = ("unsloth", "unsloth_zoo")
 _SET = Help("Or install a whole set that is known to fit together", "grpo-doctor --install-plan", "certain")
 
@@ -84,15 +86,17 @@ def _trl_vllm(facts: Facts, needs: list[Need]) -> Iterator[Wall]:
         "LOCK-TRL-VLLM",
         VLLM_PATHS,
         f"trl {facts.version('trl')} was made for vllm {shown_range(n.range)}, and vllm {facts.version('vllm')} is installed",
-        _proof(
-            facts,
-            needs,
-            "the GRPO trainer cannot be relied on with this vLLM: TRL of those days imports vLLM names that moved",
-        ),
+        (*_proof(facts, needs, "the GRPO trainer cannot be relied on with this vLLM"), *_said(facts)),
         _helps(facts, needs),
         _alone(facts, n)
         or "Leaving vllm installed but unused: TRL up to 0.25 imports it whether it is used or not (trl#4617)",
     )
+
+
+def _said(facts: Facts) -> list[str]:
+    """The failure that this lock explains, in its own words."""
+    trials = ((name, facts.probe(name)) for name in ("vllm_import", "vllm_start"))
+    return [f'{name} failed: "{t.error}"' for name, t in trials if t.ok is False and TRL_AGE.search(t.error or "")]
 
 
 def _vllm(facts: Facts, needs: list[Need]) -> Iterator[Wall]:
