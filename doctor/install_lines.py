@@ -1,6 +1,6 @@
 """The command that brings the right torch for a driver and card, and what the machine is like after it.
 
-Whole sets are `doctor.install`'s business.
+Which build that is stands in `doctor.install_sets`; whole sets are `doctor.install`'s business.
 """
 
 from __future__ import annotations
@@ -9,51 +9,29 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from doctor.facts import ABSENT, Facts
-from doctor.readings import cards, driver_cuda, jetson
-from doctor.versions import Pair
+from doctor.install_sets import BY_KEY, PackageSet, refusals
 
-INDEX = "https://download.pytorch.org/whl"
-_BLACKWELL = (10, 0)
+_ORDER = ("portable", "cu128", "cu126", "jetson", "rocm", "cpu")
+
+
+def _torch_set(facts: Facts) -> PackageSet:
+    """The best set without vLLM that serves the machine; its torch is the one named."""
+    fitting = (BY_KEY[key] for key in _ORDER)
+    return next((s for s in fitting if not any(refusals(s, facts))), BY_KEY["cpu"])
 
 
 def torch_line(facts: Facts, *, replace: bool = False) -> str:
     """`pip install ...` for this machine's torch; `replace` where another build is installed, which pip would keep."""
-    package, index = _torch(facts)
+    chosen = _torch_set(facts)
+    index = chosen.index((facts.host.platform or "linux").lower(), facts.host.arch)
     again = "--force-reinstall " if replace else ""
-    return f'pip install {again}"{package}"' + (f" --index-url {index}" if index else "")
-
-
-def _torch(facts: Facts) -> tuple[str, str | None]:
-    ours, platform = cards(facts), (facts.host.platform or "").lower()
-    if platform == "darwin":
-        return "torch==2.13.0", None
-    if ours is not None and not ours:
-        return "torch==2.13.0", f"{INDEX}/cpu"
-    if ours and not any(c.nvidia for c in ours):
-        return "torch==2.11.0", f"{INDEX}/rocm6.4"
-    if jetson(facts) and (driver_cuda(facts) or (13, 0)) < (13, 0):
-        return "torch", "https://pypi.jetson-ai-lab.io/jp6/cu126"
-    best: Pair | None = max((c.capability for c in ours or () if c.capability is not None), default=None)
-    serves = driver_cuda(facts)
-    if best is not None and best < (7, 5):  # the last builds with code for Pascal and Volta
-        return "torch==2.13.0", f"{INDEX}/cu126"
-    if serves is None or serves >= (13, 0):
-        return "torch==2.13.0", f"{INDEX}/cu130"
-    if serves >= (12, 8) or (best is not None and best >= _BLACKWELL):
-        return "torch==2.10.0", f"{INDEX}/cu128"
-    return "torch==2.13.0", f"{INDEX}/cu126"
+    return f'pip install {again}"torch=={chosen.torch}"' + (f" --index-url {index}" if index else "")
 
 
 def after_install(facts: Facts, vllm: str | None) -> Facts:
     """The facts once that torch, this vLLM release (None: no vLLM) and the rest of the set are installed, nothing tried yet."""
-    package, index = _torch(facts)
-    tag = index.rsplit("/", 1)[-1] if index else ""
-    torch = package.partition("==")[2] + (f"+{tag}" if tag and package.partition("==")[2] else "")
-    packages = {**facts.packages, "torch": torch or None, "vllm": vllm or ABSENT, "bitsandbytes": None}
-    return replace(
-        facts,
-        packages=MappingProxyType(packages),
-        probes=MappingProxyType({}),
-        torch_arch_list=None,
-        extra=MappingProxyType({}),
-    )
+    chosen = _torch_set(facts)
+    tag = "" if chosen.build in ("pypi", "jp6") else f"+{chosen.build}"
+    packages = {**facts.packages, "torch": chosen.torch + tag, "vllm": vllm or ABSENT, "bitsandbytes": None}
+    nothing: MappingProxyType = MappingProxyType({})
+    return replace(facts, packages=MappingProxyType(packages), probes=nothing, torch_arch_list=None, extra=nothing)

@@ -14,7 +14,7 @@ from packaging.version import Version
 from doctor.causes_vllm import CAUSES, Cause
 from doctor.diagnosis import VLLM_PATHS, Help, Wall
 from doctor.facts import Facts
-from doctor.install_lines import INDEX
+from doctor.install_sets import BY_KEY, INDEX
 from doctor.locks import conflicts, installed, need, runs_here, shown_range, torch_runs_here
 from doctor.readings import Card, cards, driver_cuda, driver_shown, jetson, linux, nvcc, nvcc_shown
 from doctor.releases import OURS, asked, versions
@@ -26,7 +26,6 @@ _ROCM = re.compile(r"gfx(?:90a|942|950|110[01]|115[01]|120[01])\b")  # vLLM's in
 _OLDEST = (7, 0)
 _OLDEST_CUDA_13 = (7, 5)
 _CUDA_12 = "0.25.1"
-_GLIBC_NOW = (2, 28)  # tag of vLLM's wheels from 0.22 on
 
 
 def vllm_walls(facts: Facts) -> Iterator[Wall]:
@@ -127,9 +126,9 @@ def _sentences(shut_out: dict[str, list[str]]) -> list[str]:
 
 def _unfit(facts: Facts, v: Version) -> Iterator[str]:
     """Why a release cannot be used here, as far as is known; nothing when it can."""
-    glibc, serves = pair(facts.host.glibc), driver_cuda(facts)
-    if glibc is not None and glibc < _GLIBC_NOW:
-        yield f"needs glibc {shown(_GLIBC_NOW)}, and this system has {facts.host.glibc}"
+    glibc, needed, serves = pair(facts.host.glibc), BY_KEY["vllm"].glibc, driver_cuda(facts)
+    if glibc is not None and needed is not None and glibc < needed and linux(facts) is not False:
+        yield f"needs glibc {shown(needed)}, and this system has {facts.host.glibc}"
     if not runs_here(facts, "vllm", v):
         yield f"does not take Python {facts.host.python}"
     torch = (asked("vllm", v, "torch") or "").removeprefix("==")
