@@ -79,7 +79,7 @@ class Comparison:
 
     def to_text(self) -> str:
         """One table in 80 columns."""
-        head = f"{'card':<29} {'path':<10} {'need':>5} {'have':>6} {'batch':>5} {'rows':>4} {'s/step':>7}  range"
+        head = f"{'card':<29} {'path':<9} {'need':>5} {'have':>5} {'batch':>5} {'rows':>4} {'s/step':>6} range"
         lines = [
             *_wrap(f"{self.model} on one card each: {PROMPTS} prompts x {GROUP} completions a step, {_lengths()}"),
             "",
@@ -243,12 +243,12 @@ def _lengths() -> str:
 def _row(a: WhatIf) -> str:
     path, s, step = a.diagnosis.plan.path, a.settled, a.step
     name = a.card.name.removeprefix("GeForce ")[:29]
-    have = f"{(a.diagnosis.facts.gpus or (Gpu(),))[0].free_gib or 0:6.1f}"
+    have = f"{(a.diagnosis.facts.gpus or (Gpu(),))[0].free_gib or 0:5.1f}"
     if step is None or s is None:
-        return f"{name:<29} {path or 'no room':<10} {'':>5} {have}"
+        return f"{name:<29} {path or 'no room':<9} {'':>5} {have}"
     spread = f"{_short(step.low_s)}-{_short(step.high_s)}"
     sizes = f"{s.need_gib:5.1f} {have} {s.micro_batch:>5} {s.rollout_rows:>4}"
-    return f"{name:<29} {path:<10} {sizes} {_short(step.total_s):>7}  {spread}"
+    return f"{name:<29} {path:<9} {sizes} {_short(step.total_s):>6} {spread}"
 
 
 def _slowness(a: WhatIf) -> tuple[bool, float, str]:
