@@ -42,6 +42,7 @@ _QUIET = {
     "NO_COLOR": "1",
 }
 _TAIL = 64 * 1024
+_live: set[subprocess.Popen[bytes]] = set()
 _GRACE_S = 2.0  # a process stuck in the driver ignores even SIGKILL; after this long it is left behind
 
 
@@ -86,8 +87,13 @@ def run_all(trials: Mapping[str, Sequence[str]], *, timeout_s: float) -> dict[st
     threads = [threading.Thread(target=one, args=item, daemon=True) for item in trials.items()]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:  # Ctrl-C reaches only this thread; the children have a session of their own
+        for process in list(_live):
+            _kill_group(process)
+        raise
     return {name: outcomes[name] for name in trials if name in outcomes}
 
 
@@ -111,9 +117,11 @@ def _run_in(
             env={**os.environ, **_QUIET, **env},
             start_new_session=os.name == "posix",
         )
+        _live.add(process)
         try:
             code, waited_s = _watch(process, told_file, timeout_s, started)
         finally:
+            _live.discard(process)
             _kill_group(process)  # also after a normal end: a trial leaves nothing running
     told, stage = _read_told(told_file)
     return _judge(code, told, stage, _read_tail(output_file), waited_s, _since(started))
@@ -216,7 +224,8 @@ def _judge(
     if code == 0:
         return Outcome("ok", stage, told, None, seconds)
     said = last_line(output)
-    how = _signal_name(-code) if code < 0 else f"exit code {code}"
+    # Windows ends a crashed process with an NTSTATUS, which everybody knows by its hexadecimal form
+    how = _signal_name(-code) if code < 0 else f"exit code {code}" if code < 256 else f"exit code 0x{code:08X}"
     return Outcome("crash", stage, told, f"{said} ({how})" if said else how, seconds)
 
 

@@ -246,7 +246,8 @@ def _facts(args: argparse.Namespace) -> Facts:
     if args.facts is None:
         from doctor.probes import probe
 
-        return probe(children=not args.no_children, timeout_s=args.timeout, say=_progress)
+        trials = not args.no_children and not args.install_plan  # what to install depends on nothing that is installed
+        return probe(children=trials, timeout_s=args.timeout, say=_progress)
     try:
         if args.facts == "-":
             raw = json.load(sys.stdin)

@@ -52,7 +52,9 @@ def probe(*, children: bool = True, timeout_s: float = 12, say: Callable[[str], 
         _explain_missing_driver(here, ledger)
     outcomes: dict[str, Outcome] = {}
     if children:
-        outcomes = _run_children(versions, bool(devices) or bool(set(pci) - {"intel"}), timeout_s, say)
+        # libcuda alone counts: a Jetson's GPU is on no PCI bus, and older JetPacks have no NVML
+        any_card = bool(devices) or bool(nvml.told.get("libcuda")) or bool(set(pci) - {"intel"})
+        outcomes = _run_children(versions, any_card, timeout_s, say)
     told = outcomes["cuda"].told if "cuda" in outcomes else {}
     gpus, order = _all_cards(devices, told, versions.get("torch"), here.platform if here else None, pci, ledger)
     toolkit_here = ledger.total("toolkit", lambda: toolkit(os.environ, ledger))

@@ -6,7 +6,7 @@
 | bnb_4bit | one NF4 matmul | qlora-hf |
 | vllm_start | vLLM on a two-layer model with random weights, four tokens | the vLLM paths |
 | vllm_fp8_start | the same, quantised to FP8 on the way in | fp8-vllm |
-| attention | sdpa: causal, over a masked cache, with grouped heads | the paths of the portable engine on a GPU |
+| attention | sdpa: causal, and one token over a masked cache | the paths of the portable engine on a GPU |
 | cuda_graph | capture and replay | nothing: the engine runs without, slower |
 | lora_step | three LoRA updates in the path's type | every GPU path with a 16-bit base |
 | qlora_step | the same on an NF4 base | qlora-hf |
@@ -149,8 +149,9 @@ def _noted(facts: Facts, path: str, name: str, probe: Probe, outcome: Outcome, w
     proof = _copy(extra.get("proved"))
     proof[path] = {**_copy(proof.get(path)), name: f"{word} in {outcome.seconds:.1f} s"}
     extra["proved"] = proof
-    if "through" in outcome.told:
-        extra["step_through"] = outcome.told["through"]
+    for told, key in (("through", "step_through"), ("attention_forms", "attention_forms")):
+        if told in outcome.told:
+            extra[key] = outcome.told[told]
     if why:
         extra["unknown"] = {**_copy(extra.get("unknown")), f"probes.{name}": why}
     return replace(facts, extra=MappingProxyType(extra))

@@ -35,7 +35,7 @@ TRIALS = {
         "PROOF-ATTENTION",
         _PORTABLE,
         "torch's attention failed or answered wrong on a tiny decode step",
-        "the portable engine calls scaled_dot_product_attention over a masked cache with grouped heads",
+        "the portable engine calls scaled_dot_product_attention causally and over a masked cache",
         Help("Install a torch build made for this card", _SET, "likely"),
     ),
     "lora_step": Trial(

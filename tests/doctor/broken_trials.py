@@ -53,6 +53,12 @@ def hangs():
     time.sleep(600)
 
 
+def hangs_in_sight(pid_file):
+    with open(pid_file, "w") as f:
+        f.write(str(os.getpid()))
+    time.sleep(600)
+
+
 def slow_import():
     stage("import torch")
     time.sleep(600)

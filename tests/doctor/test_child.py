@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -68,15 +70,37 @@ def test_moving_for_ever_ends_at_three_times_the_limit() -> None:
     assert run("gets_on", timeout_s=0.5).end == "timeout"
 
 
-@pytest.mark.skipif(os.name != "posix", reason="process groups")
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_grandchildren_die_too(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     assert run("leaves_a_child", str(pid_file)).end == "ok"
-    stat = Path(f"/proc/{pid_file.read_text()}/stat")
-    deadline = time.monotonic() + 5
-    while stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z" and time.monotonic() < deadline:
+    assert gone(int(pid_file.read_text()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_children_end_with_the_doctor(tmp_path: Path, how: signal.Signals) -> None:
+    pid_file = tmp_path / "pid"
+    code = f"from doctor import child; child.run_all({{'broken_trials:hangs_in_sight': ({str(pid_file)!r},)}}, timeout_s=60)"
+    doctor = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=Path(child.__file__).parents[1], stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 20
+    while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    doctor.send_signal(how)
+    doctor.wait(timeout=20)
+    assert gone(int(pid_file.read_text()))
+
+
+def gone(pid: int) -> bool:
+    """Whether the process ends within a few seconds; a zombie has ended."""
+    stat, deadline = Path(f"/proc/{pid}/stat"), time.monotonic() + 5
+    while time.monotonic() < deadline:
+        if not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return True
         time.sleep(0.05)
-    assert not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    return False
 
 
 def test_the_child_sees_an_empty_folder_and_no_network_wish(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

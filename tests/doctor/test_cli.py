@@ -290,3 +290,22 @@ def test_bare_clone_without_packaging_says_so(tmp_path: Path, saved: Path) -> No
         done.stderr
         == "grpo-doctor: error: the package `packaging` is missing; install it with: pip install packaging\n"
     )
+
+
+# ---- pages ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--what-if", "RTX 4090", "--model", "Qwen/Qwen3-4B")
+    assert code == 0 and "4090" in out and err == ""
+    assert json.loads(run(capsys, "--what-if", "RTX 4090", "--model", "Qwen/Qwen3-4B", "--json")[1])
+    code, out, err = run(capsys, "--what-if", "RTX 4091")
+    assert code == 2 and out == "" and len(err.splitlines()) == 1
+
+
+def test_install_plan(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--facts", str(saved), "--install-plan")
+    assert code == 0 and "pip install" in out and "uv" in out
+    assert json.loads(run(capsys, "--facts", str(saved), "--install-plan", "--json")[1])
+    _, words, _ = run(capsys, "--facts", str(saved), "--install-plan", "--pip-args")
+    assert words.startswith("torch==") and len(words.splitlines()) == 1
