@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from grpo_portable.errors import ModelError, RecipeError
 from grpo_portable.recipe import Recipe
@@ -46,11 +47,15 @@ def load(source: str, *, dtype: str, quantization: str | None = None, device: to
     if quantization == "nf4" and gguf is None:
         options["quantization_config"] = _nf4(dtype)
         options["device_map"] = {"": device}
-    with _model_errors(source):
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+    named = {"gguf_file": gguf} if gguf else {}
+    with _model_errors(
+        source, Exception
+    ):  # configuration and tokenizer are files of others: parsers may raise anything
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-        named = {"gguf_file": gguf} if gguf else {}
+        AutoConfig.from_pretrained(location, trust_remote_code=False, **named)
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False, **named)
+    with _model_errors(source, OSError, ValueError, ImportError, KeyError, SafetensorError):
         model: Any = AutoModelForCausalLM.from_pretrained(
             location, trust_remote_code=False, **named, **({} if gguf else {"use_safetensors": True}), **options
         )
@@ -107,7 +112,6 @@ def add_adapter(model: Any, recipe: Recipe) -> Any:
 def load_adapter(model: Any, folder: Path, *, trainable: bool = False) -> Any:
     """The model with the adapter saved in `folder`; ModelError when it is not an adapter of this model."""
     from peft import PeftModel
-    from safetensors import SafetensorError
 
     if not (folder / "adapter_model.safetensors").is_file():
         raise ModelError(f"`{folder}` holds no adapter", because="there is no adapter_model.safetensors in it")
@@ -243,13 +247,11 @@ def _locate(source: str) -> tuple[str, str | None]:
 
 
 @contextlib.contextmanager
-def _model_errors(source: str) -> Iterator[None]:
+def _model_errors(source: str, *kinds: type[Exception]) -> Iterator[None]:
     """Turn what the loaders raise for a model that cannot be had or read into a ModelError."""
-    from safetensors import SafetensorError
-
     try:
         yield
-    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
+    except kinds as error:
         because = " ".join(str(error).split())[:300] or type(error).__name__
         if Path(source).expanduser().exists() or source == EMBEDDED:
             raise ModelError(f"model `{source}` cannot be read", because=because) from error
