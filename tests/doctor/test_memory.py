@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,21 +66,14 @@ def test_a_quantised_linear_is_dequantised_for_its_products() -> None:
     assert more == pytest.approx(4 * 2560 * 9728 / GIB)
 
 
-# Peaks of torch's allocator in a rollout of 8 prompts x 8 samples, prompt 128, 256 new tokens, on one H200 (shared
-# measurements of 2026-11-29); the update's parts and the CUDA context, which the allocator does not see, are left out.
-@pytest.mark.parametrize(
-    ("setting", "without", "measured"),
-    [
-        (Setting("nf4"), (), 6.4),
-        (Setting("bf16"), (), 11.4),
-        (Setting("bf16"), ("adapter",), 11.2),
-        (Setting("fp8"), ("adapter",), 7.9),
-    ],
-)
-def test_measured_rollout_peaks(setting: Setting, without: tuple[str, ...], measured: float) -> None:
-    parts = ledger(QWEN, replace(setting, rollout_rows=64, prompt_tokens=128, completion_tokens=256))
-    left_out = {"gradients", "optimizer", "context", "activations", "logits", *without}
-    assert sum(gib for part, gib in parts.items() if part not in left_out) == pytest.approx(measured, rel=0.15)
+PEAKS = json.loads(Path(__file__).with_name("memory_peaks.json").read_text(encoding="utf-8"))["peaks"]
+
+
+@pytest.mark.parametrize("peak", PEAKS, ids=lambda p: f"{p['model']}: {p['what']}")
+def test_measured_peaks(peak: dict[str, Any]) -> None:
+    parts = ledger(known(peak["model"]), Setting(**peak["setting"]))
+    seen = sum(gib for part, gib in parts.items() if part not in peak["left_out"])
+    assert seen == pytest.approx(peak["gib"], rel=0.15)
 
 
 # Peak GiB of forward and backward of the blocks at 768 tokens a row, gradients aside: every tensor's bytes counted under fake
