@@ -84,11 +84,11 @@ def install_plan(facts: Facts, *, source: str | None = None) -> InstallPlan:
         why = tuple(refusals(candidate, facts))
         if not why:
             fitting.append(candidate)
-        elif not fitting and candidate.key not in ("jetson", "rocm"):
+        elif not fitting and candidate.key not in ("vllm-0.24", "jetson", "rocm"):
             refused.append((candidate, why))
     has_card = best_card(facts) is not None
     chosen = fitting[0] if fitting else None
-    others = [s for s in fitting[1:] if s.key in ("unsloth", "portable")]
+    others = [s for s in fitting[1:] if s.key in ("vllm-0.24", "unsloth", "portable")]
     packages = chosen.packages(platform) if chosen else {}
     return InstallPlan(
         date=RESOLVED_ON,

@@ -38,6 +38,7 @@ class PackageSet:
     glibc: Pair | None = None
     evidence: str = ""
     ceilings: tuple[str, ...] = field(default=())  # why nothing newer
+    python_to: Pair = PYTHON[1]
     dropped: tuple[tuple[str, str], ...] = ()  # platform, package that has no wheel there
 
     def packages(self, platform: str) -> dict[str, str]:
@@ -81,7 +82,7 @@ SETS: tuple[PackageSet, ...] = (
         driver=(13, 0),
         capability=((7, 5), (12, 9)),
         glibc=(2, 31),
-        evidence="resolves on Python 3.11 to 3.14, x86-64 and aarch64, glibc 2.31 (llguidance has no older wheel)",
+        evidence="resolves on Python 3.11 to 3.14, x86-64 and aarch64, glibc 2.31 (llguidance has no older wheel); by metadata",
         ceilings=_VLLM_CEILINGS,
     ),
     PackageSet(
@@ -98,8 +99,23 @@ SETS: tuple[PackageSet, ...] = (
         driver=(13, 0),
         capability=((7, 5), (12, 9)),
         glibc=(2, 31),
-        evidence="resolves on Python 3.11 to 3.14, x86-64 and aarch64, glibc 2.31",
+        evidence="resolves on Python 3.11 to 3.14, x86-64 and aarch64, glibc 2.31; by metadata",
         ceilings=_UNSLOTH_CEILINGS,
+    ),
+    PackageSet(
+        "vllm-0.24",
+        "vLLM 0.24, older than need be, but run on an H200 by this project",
+        "2.11.0",
+        "cu130",
+        {"vllm": "0.24.0", **_NEWEST, "torchao": "0.18.0"},
+        "vllm",
+        _LINUX,
+        driver=(13, 0),
+        capability=((7, 5), (12, 9)),
+        glibc=(2, 31),
+        evidence="run on an H200 (driver 580, Python 3.12); resolves on Python 3.11 to 3.13, x86-64 and aarch64, glibc 2.31",
+        ceilings=("vLLM 0.24.0 pins torch 2.11.0; the vllm set is the newer one",),
+        python_to=(3, 13),
     ),
     PackageSet(
         "portable",
@@ -218,6 +234,9 @@ def refusals(wanted: PackageSet, facts: Facts) -> Iterator[str]:
     glibc = pair(host.glibc)
     if wanted.glibc and glibc and glibc < wanted.glibc and platform in _LINUX:
         yield f"its wheels need glibc {_dotted(wanted.glibc)}, here is {host.glibc}"
+    python = pair(host.python)
+    if python and wanted.python_to < python <= PYTHON[1]:
+        yield f"it does not resolve on Python {_dotted(python)}"
     if wanted.key == "cpu":
         return
     if card is None and facts.gpus is not None:

@@ -110,6 +110,12 @@ def test_a_python_outside_the_range_gets_an_environment() -> None:
     assert any("3.10" in note for note in plan.notes)
 
 
+def test_alternatives_are_named_where_they_fit() -> None:
+    assert [s.key for s in install_plan(machine()).alternatives] == ["unsloth", "vllm-0.24", "portable"]
+    assert [s.key for s in install_plan(machine(python="3.14")).alternatives] == ["unsloth", "portable"]
+    assert "Also fits:" in install_plan(machine()).to_text()
+
+
 def test_windows_leaves_out_what_has_no_wheel() -> None:
     plan = install_plan(machine(platform="windows", glibc=None))
     assert "torchao" not in plan.packages and ".venv\\Scripts\\activate" in plan.pip
