@@ -186,10 +186,7 @@ def _engine(engine: str, policy: Any, work: Workload) -> Any:
 def _notes(rollout: Any) -> list[str]:
     if rollout.name != "portable":
         return []
-    return [
-        f"weights {rollout.keeper.kind}",
-        "compiled" if rollout.choice.compiled else f"plain ({rollout.choice.reason})",
-    ]
+    return [f"weights {rollout.keeper.kind}", f"{rollout.run.name} kernels ({rollout.run.reason})"]
 
 
 def _policy(config: Any, work: Workload, where: Any, dtype: Any) -> tuple[Any, list[str]]:

@@ -18,7 +18,7 @@ from grpo_portable.rollout import forward
 from grpo_portable.rollout.family import Family
 from grpo_portable.rollout.graphs import Graphs
 from grpo_portable.rollout.kv import Cache
-from grpo_portable.rollout.sampler import Drawing, draw
+from grpo_portable.rollout.sampler import Drawing
 from grpo_portable.rollout.weights import Weights
 
 STEPS = 16  # C at most
@@ -28,7 +28,7 @@ PREFILL_TOKENS = {"cuda": 16384, "cpu": 4096}
 
 class Decoder:
     def __init__(
-        self, family: Family, rows: int, capacity: int, device: torch.device, dtype: torch.dtype, run: forward.Programs
+        self, family: Family, rows: int, capacity: int, device: torch.device, dtype: torch.dtype, run: forward.Plain
     ) -> None:
         self.shape, self.rows, self.capacity, self.device, self.run = family.shape, rows, capacity, device, run
         self.cache = Cache(family.shape, rows, capacity, device, dtype)
@@ -37,6 +37,9 @@ class Decoder:
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.limits = torch.zeros(rows, dtype=torch.long, device=device)
         self.alive = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.leaders = torch.arange(rows, dtype=torch.int32, device=device)
+        self.shared = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._sharing: tuple[list[int], list[int]] = ([], [])
         self.noise = torch.zeros(rows, capacity, dtype=torch.float64, device=device)
         self.seen: torch.Tensor | None = None
         self.stops = torch.full((1,), -1, dtype=torch.long, device=device)
@@ -74,14 +77,8 @@ class Decoder:
             width = len(prompts[first]) - 1
             if width > 0:
                 padded = [list(p[:-1]) + [p[0]] * (width - len(p) + 1) for p in prompts[first:last]]
-                forward.prefill(
-                    weights,
-                    self.shape,
-                    self.tables,
-                    self.cache,
-                    torch.tensor(padded, device=self.device),
-                    copies[first:last],
-                )
+                tokens = torch.tensor(padded, device=self.device)
+                forward.prefill(weights, self.tables, self.cache, tokens, copies[first:last], self.run)
         rows = torch.tensor([row for group in copies for row in group], device=self.device)
         start = np.array([len(p) - 1 for p, group in zip(prompts, copies, strict=True) for _ in group])
         last_token = [p[-1] for p, group in zip(prompts, copies, strict=True) for _ in group]
@@ -96,6 +93,13 @@ class Decoder:
                 marks = torch.zeros(self.shape.vocab, dtype=torch.bool, device=self.device)
                 marks[torch.tensor(prompt, device=self.device)] = True
                 self.seen[torch.tensor(group, device=self.device)] = marks
+
+    def share(self, leaders: list[int], lengths: list[int]) -> None:
+        """Row r's first `lengths[r]` keys are those of row `leaders[r]` too, which may be read in their place."""
+        if (leaders, lengths) != self._sharing:
+            self._sharing = (leaders, lengths)
+            self.leaders.copy_(torch.tensor(leaders, dtype=torch.int32))
+            self.shared.copy_(torch.tensor(lengths, dtype=torch.int32))
 
     def advance(
         self, weights: Weights, rows: int, steps: int, longest: int, drawing: Drawing
@@ -127,10 +131,11 @@ class Decoder:
 
     def _step(self, weights: Weights, rows: int, span: int, drawing: Drawing) -> None:
         tokens, lengths, alive = self.tokens[:rows], self.lengths[:rows], self.alive[:rows]
-        logits = forward.step(weights, self.shape, self.tables, self.cache, tokens, lengths, span, self.run)
+        held = forward.Rows(lengths, self.leaders[:rows], self.shared[:rows], span)
+        logits = forward.step(weights, self.tables, self.cache, tokens, held, self.run)
         seen = None if self.seen is None or drawing.penalty == 1 else self.seen[:rows]
         noise = self.noise[:rows].gather(1, lengths[:, None])[:, 0]
-        drawn, logprobs = draw(logits, noise, drawing, seen)
+        drawn, logprobs = self.run.draw(logits, noise, drawing, seen)
         self.drawn[:, :rows].index_copy_(0, self.tick, drawn[None])
         self.logprobs[:, :rows].index_copy_(0, self.tick, logprobs[None])
         self.tick.add_(1)
@@ -155,7 +160,7 @@ class Decoder:
         return go_on
 
     def _span(self, needed: int) -> int:
-        if self.cache.kind == "flash":
+        if self.cache.kind == "flash" or self.run.name == "fused":
             return self.capacity
         if self.device.type == "cpu":
             return min(needed, self.capacity)

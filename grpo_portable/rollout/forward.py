@@ -1,19 +1,20 @@
 """The model's forward over the rollout's weights: one token a row with the cache, and the prompts' pass that fills the cache.
 
-Written as pure functions of tensors around the attention call, so that the same lines run eagerly, inside a CUDA graph, or
-compiled (`compiled.py`). The residual stream is carried as a pair (x, pending): the sum is taken by the next norm's kernel.
-Legend: N rows, B prompts, P prompt tokens, H heads, K KV heads, D head dims.
+`Plain` computes a decode layer in ordinary torch calls and runs everywhere; `fused.Fused` does the same in fewer kernels
+where Triton works. The residual stream is carried as a pair (x, pending): the sum is taken where the next norm reads it.
+Legend: N rows, B prompts, P prompt tokens, H heads, K KV heads, D head dims, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from grpo_portable.rollout import attention
+from grpo_portable.rollout import attention, sampler
 from grpo_portable.rollout.family import Shape
 from grpo_portable.rollout.fp8 import product_fp8
 from grpo_portable.rollout.kv import Cache
@@ -22,81 +23,102 @@ from grpo_portable.rollout.weights import Dense, Layer, Weights
 Tables = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
-class Programs(NamedTuple):
-    """The two halves of a decode layer, before and after its attention; eager or compiled."""
+@dataclass(frozen=True)
+class Rows:
+    """The rows one step runs. `lengths` [N] int64 counts the keys each has before the step, none more than `span` after it.
 
-    before: Callable
-    after: Callable
+    Row r's first `shared[r]` keys (int32) are also the first of row `leaders[r]` (int32).
+    """
+
+    lengths: torch.Tensor
+    leaders: torch.Tensor
+    shared: torch.Tensor
+    span: int
 
 
-def step(
-    weights: Weights,
-    shape: Shape,
-    tables: Tables,
-    cache: Cache,
-    tokens: torch.Tensor,
-    lengths: torch.Tensor,
-    span: int,
-    run: Programs,
-) -> torch.Tensor:
+class Plain:
+    """A decode layer in ordinary torch calls. `reason` says why it was chosen."""
+
+    name = "plain"
+
+    def __init__(self, shape: Shape, reason: str = "") -> None:
+        self.shape, self.reason = shape, reason
+
+    def ready(self, tables: Tables, cache: Cache, rows: Rows) -> Any:
+        """What every layer of one step needs and no layer changes."""
+        slots = torch.arange(rows.lengths.shape[0], device=rows.lengths.device) * cache.capacity + rows.lengths
+        turns = {name: (cos[rows.lengths], sin[rows.lengths]) for name, (cos, sin) in tables.items()}
+        return cache, slots, turns, attention.reach(cache.kind, self.shape, rows.lengths + 1, cache.capacity, rows.span)
+
+    def normed(self, x: torch.Tensor, pending: Any, factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual [N, hidden] with `pending` added, and its norm."""
+        x = x if pending is None else x + pending
+        return x, norm(x, factors, self.shape.eps)
+
+    def before(
+        self, x: torch.Tensor, pending: Any, layer: Layer, index: int, ready: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual, and the queries [N, H, D]; keys and values go to the cache."""
+        cache, slots, turns, _ = ready
+        x, h = self.normed(x, pending, layer.norm_in)
+        q, k, v = heads(h, layer, self.shape, *turns[self.shape.rotary[index]])
+        cache.keys[index].view(-1, self.shape.kv_heads, self.shape.head_dim).index_copy_(0, slots, k)
+        cache.values[index].view(-1, self.shape.kv_heads, self.shape.head_dim).index_copy_(0, slots, v)
+        return x, q
+
+    def attend(self, q: torch.Tensor, index: int, ready: Any) -> torch.Tensor:
+        """Attention outputs [N, H * D]."""
+        cache, _, _, reach = ready
+        return attention.decode(q, cache.keys[index], cache.values[index], reach, self.shape, self.shape.windows[index])
+
+    def after(self, x: torch.Tensor, out: torch.Tensor, layer: Layer) -> tuple[torch.Tensor, Any]:
+        """The residual with the attention's part, and what the MLP adds to it."""
+        y = product(out, layer.out)
+        if layer.norm_attn_out is not None:
+            y = norm(y, layer.norm_attn_out, self.shape.eps)
+        x, h = self.normed(x, y, layer.norm_mlp)
+        y = product(gated(product(h, layer.gate_up), self.shape.activation), layer.down)
+        return x, y if layer.norm_mlp_out is None else norm(y, layer.norm_mlp_out, self.shape.eps)
+
+    def draw(
+        self, logits: torch.Tensor, noise: torch.Tensor, drawing: sampler.Drawing, seen: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens [N] and their log-probabilities [N]."""
+        return sampler.draw(logits, noise, drawing, seen)
+
+
+def step(weights: Weights, tables: Tables, cache: Cache, tokens: torch.Tensor, rows: Rows, run: Plain) -> torch.Tensor:
     """Logits [N, V] after `tokens` [N], each at position `lengths[r]` of its row, where the cache takes its keys and values."""
-    rows = tokens.shape[0]
-    where = attention.reach(cache.kind, shape, lengths + 1, cache.capacity, span)
-    slots = torch.arange(rows, device=tokens.device) * cache.capacity + lengths
-    turns = {name: (cos[lengths], sin[lengths]) for name, (cos, sin) in tables.items()}
-    x, pending = embedded(weights, shape, tokens), None
+    ready = run.ready(tables, cache, rows)
+    x, pending = embedded(weights, run.shape, tokens), None
     for index, layer in enumerate(weights.layers):
-        keys, values = cache.keys[index], cache.values[index]
-        x, q = run.before(x, pending, layer, *turns[shape.rotary[index]], keys, values, slots)
-        out = attention.decode(q, keys, values, where, shape, shape.windows[index])
-        x, pending = run.after(x, out, layer)
-    return logits_of(weights, shape, x if pending is None else x + pending)
+        x, q = run.before(x, pending, layer, index, ready)
+        x, pending = run.after(x, run.attend(q, index, ready), layer)
+    return logits_of(weights, run.shape, run.normed(x, pending, weights.norm)[1])
 
 
 def prefill(
-    weights: Weights, shape: Shape, tables: Tables, cache: Cache, tokens: torch.Tensor, copies: Sequence[Sequence[int]]
+    weights: Weights, tables: Tables, cache: Cache, tokens: torch.Tensor, copies: Sequence[Sequence[int]], run: Plain
 ) -> None:
     """Run prompts [B, P], padded to the right, and write the keys and values of prompt b to every row in `copies[b]`.
 
     Positions past a prompt's end receive the padding's keys; each is overwritten before its row's length reaches it.
     """
-    batch, length = tokens.shape
+    (batch, length), shape = tokens.shape, run.shape
     into, source = cache.targets(copies)
     turns = {
         name: (cos[:length].repeat(batch, 1), sin[:length].repeat(batch, 1)) for name, (cos, sin) in tables.items()
     }
-    x = embedded(weights, shape, tokens.reshape(-1))
+    x, pending = embedded(weights, shape, tokens.reshape(-1)), None
     for index, layer in enumerate(weights.layers):
-        q, k, v = heads(norm(x, layer.norm_in, shape.eps), layer, shape, *turns[shape.rotary[index]])
+        x, h = run.normed(x, pending, layer.norm_in)
+        q, k, v = heads(h, layer, shape, *turns[shape.rotary[index]])
         q, k, v = (t.reshape(batch, length, -1, shape.head_dim) for t in (q, k, v))
         cache.write(index, into, k[source], v[source])
         if index + 1 == len(weights.layers):
             return  # nothing reads the last layer's output: the first completion token is drawn by the first step
         out = attention.prefill(q, k, v, shape, shape.windows[index])
-        x, pending = after(shape, x, out.view(batch * length, -1), layer)
-        x = x + pending
-
-
-def before(shape: Shape, x, pending, layer: Layer, cos, sin, keys, values, slots) -> tuple[torch.Tensor, torch.Tensor]:
-    """The residual [N, hidden] with `pending` added, and the queries [N, H, D]; keys and values go to `slots` of the cache."""
-    if pending is not None:
-        x = x + pending
-    q, k, v = heads(norm(x, layer.norm_in, shape.eps), layer, shape, cos, sin)
-    keys.view(-1, shape.kv_heads, shape.head_dim).index_copy_(0, slots, k)
-    values.view(-1, shape.kv_heads, shape.head_dim).index_copy_(0, slots, v)
-    return x, q
-
-
-def after(shape: Shape, x, out, layer: Layer) -> tuple[torch.Tensor, torch.Tensor]:
-    """The residual after attention output `out` [N, H * D], and what the MLP adds to it."""
-    y = product(out, layer.out)
-    if layer.norm_attn_out is not None:
-        y = norm(y, layer.norm_attn_out, shape.eps)
-    x = x + y
-    y = product(gated(product(norm(x, layer.norm_mlp, shape.eps), layer.gate_up), shape.activation), layer.down)
-    if layer.norm_mlp_out is not None:
-        y = norm(y, layer.norm_mlp_out, shape.eps)
-    return x, y
+        x, pending = run.after(x, out.view(batch * length, -1), layer)
 
 
 def heads(h: torch.Tensor, layer: Layer, shape: Shape, cos: torch.Tensor, sin: torch.Tensor):
@@ -150,6 +172,7 @@ def embedded(weights: Weights, shape: Shape, tokens: torch.Tensor) -> torch.Tens
     return x if shape.embed_scale == 1 else x * torch.tensor(shape.embed_scale, dtype=x.dtype).item()
 
 
-def logits_of(weights: Weights, shape: Shape, x: torch.Tensor) -> torch.Tensor:
-    logits = F.linear(norm(x, weights.norm, shape.eps), weights.head.weight, weights.head.bias)
+def logits_of(weights: Weights, shape: Shape, h: torch.Tensor) -> torch.Tensor:
+    """Logits [N, V] of normed states [N, hidden]."""
+    logits = F.linear(h, weights.head.weight, weights.head.bias)
     return logits if not shape.logit_softcap else torch.tanh(logits / shape.logit_softcap) * shape.logit_softcap

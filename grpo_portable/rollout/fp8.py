@@ -37,12 +37,16 @@ def product_fp8(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor, unit: torch.Tensor
 ) -> torch.Tensor:
     """x [N, inputs] times FP8 weight [outputs, inputs] with a float32 `scale` [outputs]; the type of x. `unit` holds 1."""
-    rows = x.shape[0]
     wide = x.float()
     row_scale = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / FP8_MAX
     narrow = (wide / row_scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    y = (matmul(narrow, weight, unit, x.dtype).float() * row_scale * scale).to(x.dtype)
+    return y if bias is None else y + bias
+
+
+def matmul(narrow: torch.Tensor, weight: torch.Tensor, unit: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """FP8 states [N, inputs] times FP8 weight [outputs, inputs], unscaled."""
+    rows = narrow.shape[0]
     if rows % ROWS:
         narrow = torch.nn.functional.pad(narrow.view(torch.uint8), (0, 0, 0, -rows % ROWS)).view(torch.float8_e4m3fn)
-    y = torch._scaled_mm(narrow, weight.t(), scale_a=unit, scale_b=unit, out_dtype=x.dtype, use_fast_accum=True)[:rows]
-    y = (y.float() * row_scale * scale).to(x.dtype)
-    return y if bias is None else y + bias
+    return torch._scaled_mm(narrow, weight.t(), scale_a=unit, scale_b=unit, out_dtype=dtype, use_fast_accum=True)[:rows]

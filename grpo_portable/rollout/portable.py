@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from grpo_portable.errors import DataError, EngineError, EngineUnsupported
-from grpo_portable.rollout import compiled, delta, fp8, kv
+from grpo_portable.rollout import delta, fp8, fused, kv
 from grpo_portable.rollout.decoder import STEPS, Decoder, capacity_for
 from grpo_portable.rollout.family import read
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling, TokenIds
@@ -55,13 +55,13 @@ class PortableRollout:
         copy: str = "auto",
         dtype: torch.dtype | None = None,
         max_context: int | None = None,
-        compile: bool | None = None,
+        fuse: bool | None = None,
     ) -> None:
         if rows < 1 or copy not in COPIES:
             raise EngineError(
                 f"an engine with rows={rows} and copy={copy!r} makes no sense", help=f"rows from 1, copy of {COPIES}"
             )
-        self.tokenizer, self.rows, self.copy, self.dtype, self.compile = tokenizer, rows, copy, dtype, compile
+        self.tokenizer, self.rows, self.copy, self.dtype, self.fuse = tokenizer, rows, copy, dtype, fuse
         self._bind(policy)
         self.context = min(self.family.shape.context, max_context or self.family.shape.context)
         if self.keeper.kind == "fp8":
@@ -117,6 +117,8 @@ class PortableRollout:
                 [run.room[request] for request in requests],
                 uniform(run.seed, requests, max(run.room[request] for request in requests)),
             )
+        leaders = schedule.leaders(run.n)
+        decoder.share(leaders, [run.prefix(schedule.owner[row]) for row in range(schedule.capacity)])
         rows = schedule.bucket(self.buckets)
         steps = min(self._look_every, max(run.left(schedule.owner[row]) for row in schedule.live))
         longest = max(run.keys(schedule.owner[row]) for row in schedule.live)
@@ -145,7 +147,9 @@ class PortableRollout:
         dtype = self.dtype or delta.compute_dtype(modules)
         kind = self._kind(dtype, modules)
         self.keeper = Keeper(self.family, kind, dtype if kind != "live" else delta.compute_dtype(modules))
-        self.choice = compiled.choose(self.family.shape, self.keeper.device, self.compile)
+        self.run = fused.choose(
+            self.family.shape, self.keeper.weights.layers[0], self.keeper.device, self.keeper.dtype, self.fuse
+        )
         self._bound = self._addresses()
 
     def _kind(self, dtype: torch.dtype, modules: list) -> str:
@@ -179,9 +183,7 @@ class PortableRollout:
         capacity = capacity_for(longest)
         if self._decoder is None or self._decoder.capacity < capacity:
             self._decoder = None  # free the old cache before the new one is made
-            self._decoder = Decoder(
-                self.family, self.rows, capacity, self.keeper.device, self.keeper.dtype, self.choice.programs
-            )
+            self._decoder = Decoder(self.family, self.rows, capacity, self.keeper.device, self.keeper.dtype, self.run)
         return self._decoder
 
 
@@ -211,6 +213,10 @@ class _Run:
         """Keys the request's row holds."""
         assert request is not None
         return len(self.prompts[request // self.n]) - 1 + int(self.count[request])
+
+    def prefix(self, request: int | None) -> int:
+        """Keys of the request's prompt that were prefilled."""
+        return 0 if request is None else len(self.prompts[request // self.n]) - 1
 
     def take(self, schedule: Schedule, tokens: np.ndarray, logprobs: np.ndarray) -> tuple[list[int], list[int]]:
         """Book drawn tokens [steps, rows]. Rows that are finished, and those among them that only the host knows of."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 TokenIds = Sequence[int]
 
@@ -54,3 +54,14 @@ class Rollout(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds; the policy is left as it was before the engine was made."""
+
+
+@runtime_checkable
+class Resting(Protocol):
+    """An engine with weights of its own, which can give its memory back while the policy is updated."""
+
+    def describe(self) -> dict[str, Any]:
+        """For run.json: its number format, memory and seconds to start."""
+
+    def rest(self) -> None:
+        """Let go of what the update needs; the next `sync` or `generate` takes it again."""

@@ -62,6 +62,14 @@ class Schedule:
         for row in rows:
             self.owner[row] = None
 
+    def leaders(self, n: int) -> list[int]:
+        """For each row the lowest live row of the same prompt, itself when there is none; `n` requests a prompt."""
+        first: dict[int, int] = {}
+        found = []
+        for row, request in enumerate(self.owner):
+            found.append(row if request is None else first.setdefault(request // n, row))
+        return found
+
     def compact(self, buckets: Sequence[int]) -> list[tuple[int, int]]:
         """Moves (from, to) that let the live rows run in the smallest bucket they fit in; none while rows wait to be filled."""
         live = self.live

@@ -1,10 +1,364 @@
-"""vLLM as a rollout engine, for the side-by-side measurement. The only file that imports vllm."""
+"""vLLM as a rollout engine in the trainer's process. The only file that imports vllm.
+
+The engine has its own copy of the weights, in 16 bit or FP8; the policy's adapter is handed over as a LoRA at every sync,
+under a name that no cached prefix was made with. Sleep mode and LoRA have failed silently in some releases (vllm#53888,
+vllm#36651): the engine sleeps only where the card needs it, and the trainer stops when sampler and policy part.
+Written against vLLM 0.24.
+
+Legend: B prompts, G completions a prompt, T completion tokens.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import itertools
+import math
+import os
+import random
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+import torch
+
+from doctor.memory import Setting
+from doctor.shape_files import shape_from_config
+from grpo_portable.errors import EngineError, EngineUnsupported, GrpoPortableError
+from grpo_portable.recipe import Recipe
+from grpo_portable.rollout import vllm_adapter, vllm_settings
+from grpo_portable.rollout.portable import check
+from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds
+from grpo_portable.rollout.scratch import Scratch
+from grpo_portable.rollout.stops import StopStrings
+
+ENVIRONMENT = {  # settings the user made are kept
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives here: its errors are raised here, its weights reached here
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiles for minutes where no cubin is installed
+    "VLLM_NO_USAGE_STATS": "1",  # nothing about the machine is sent to anyone
+    "VLLM_HOST_IP": "127.0.0.1",  # the process talks to itself only; a host name that does not resolve would hang it
+}
+_PARKED: list[Any] = []  # engines asleep or at work when closed: freeing unmapped memory or a running graph would crash
+
+
+def make(
+    policy: Any,
+    tokenizer: Any,
+    recipe: Recipe,
+    *,
+    rows: int,
+    copy: str,
+    dtype: str,
+    graphs: str = "full",
+    sleep: bool | None = None,
+) -> VllmRollout:
+    """Start vLLM on the policy's weights. EngineUnsupported for a policy it cannot serve, EngineError when it fails.
+
+    `copy`: fp8, or anything else for the checkpoint's own format. A GGUF file is written out for vLLM first. `graphs`: full
+    (a CUDA graph of each decode step, nothing compiled), compiled (vLLM's default, minutes slower to start) or eager.
+    """
+    fp8 = copy == "fp8"
+    reason = vllm_adapter.refusal(policy, fp8=fp8)
+    if reason is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        reason = "one vLLM a process is only arranged for a single process"
+    if reason is not None:
+        raise EngineUnsupported(f"vLLM cannot make the rollouts of this policy: {reason}")
+    with _location(recipe.model, policy, tokenizer, dtype) as model:
+        ready = vllm_settings.ready_format(_quantization_of(model))
+        memory = _memory(policy, recipe, rows, "fp8" if fp8 or ready == "fp8" else "none", dtype, sleep)
+        arguments = vllm_settings.llm_arguments(
+            model=model,
+            dtype=dtype,
+            quantization=vllm_settings.quantization(ready, fp8=fp8, scales=recipe.fp8_scales),
+            rows=rows,
+            context=min(recipe.max_prompt_tokens + recipe.max_completion_tokens, _context(policy)),
+            memory=memory,
+            layout=vllm_adapter.layout(policy),
+            graphs=graphs,
+            seed=recipe.seed,
+        )
+        engine = VllmRollout(arguments, memory, tokenizer, vocabulary=_vocabulary(policy), dtype=dtype)
+    engine.precision = vllm_settings.precision(ready, fp8=fp8, scales=recipe.fp8_scales, dtype=dtype)
+    engine.rest()
+    return engine
+
+
+class VllmRollout:
+    """An engine with weights of its own. `generate` wakes it if need be, `rest` lets it sleep while the update runs."""
+
+    name = "vllm"
+    precision = ""
+
+    def __init__(
+        self, arguments: dict[str, Any], memory: vllm_settings.Memory, tokenizer: Any, *, vocabulary: int, dtype: str
+    ) -> None:
+        self.arguments, self.memory, self.tokenizer, self.vocabulary = arguments, memory, tokenizer, vocabulary
+        self.context, self.dtype = arguments["max_model_len"], getattr(torch, dtype)
+        self._request: Any = None
+        self._folder: Scratch | None = None
+        self._numbers = itertools.count(2)  # vLLM's own warm-up calls its adapter 1
+        self._asleep = False
+        began = time.perf_counter()
+        with _engine_errors("vLLM could not start", "`grpo-doctor --prove` tries vLLM by itself"), _undisturbed():
+            self._llm: Any = _vllm().LLM(**arguments)
+        self.start_s = time.perf_counter() - began
+        config = getattr(getattr(self._llm, "llm_engine", None), "vllm_config", None)
+        self._seeds_by_request = bool(getattr(config, "use_v2_model_runner", False))
+
+    def describe(self) -> dict[str, Any]:
+        """What run.json says of the engine."""
+        return {
+            "weights": self.precision,
+            "start_s": round(self.start_s, 1),
+            "sleeps": self.memory.sleeps,
+            "because": self.memory.reason,
+            "gpu_memory_utilization": self.memory.share,
+            "memory_gib": {name: round(gib, 3) for name, gib in self.memory.gib.items()},
+            "lora_rank": self.arguments.get("max_lora_rank"),
+        }
+
+    def sync(self, policy: Any) -> None:
+        """Take over the policy's adapter, or all its weights when all are trained; a frozen policy changes nothing."""
+        llm = self._awake()
+        if vllm_adapter.layout(policy) is not None:
+            self._hand_over(llm, vllm_adapter.adapter(policy, self.dtype))
+        elif any(p.requires_grad for p in policy.parameters()):
+            with _engine_errors("vLLM could not take over the policy's weights"):
+                named = list(vllm_adapter.weights(policy))
+                llm.apply_model(lambda model: model.load_weights(iter(named)))
+                llm.reset_prefix_cache()
+
+    def generate(self, prompts: Sequence[TokenIds], n: int, sampling: Sampling) -> list[list[Completion]]:
+        """`n` completions of each prompt; greedy ones are made once and repeated."""
+        check(prompts, n, sampling, self.context, self.vocabulary)
+        if not prompts:
+            return []
+        llm, drawn = self._awake(), n if sampling.temperature > 0 else 1
+        wanted = [{"prompt_token_ids": list(map(int, ids))} for ids in prompts]
+        seed = None if self._seeds_by_request else sampling.seed
+        try:
+            with _engine_errors("vLLM failed in a rollout"), _undisturbed(seed):
+                parameters = [self._parameters(sampling, drawn, index) for index in range(len(prompts))]
+                outputs = llm.generate(wanted, parameters, lora_request=self._request, use_tqdm=False)
+        except KeyboardInterrupt:  # the rows it was writing are still in its queue: it is of no more use
+            _PARKED.append(llm)
+            self._llm = None
+            raise
+        if len(outputs) != len(prompts):
+            raise EngineError(f"vLLM answered {len(outputs)} of {len(prompts)} prompts")
+        strings = StopStrings(sampling.stop_strings, self.tokenizer) if sampling.stop_strings else None
+        return [[_completion(row, strings) for row in output.outputs] * (n // drawn) for output in outputs]
+
+    def rest(self) -> None:
+        """Give weights and KV cache back until the next rollout, if the card needs them for the update."""
+        if self.memory.sleeps and not self._asleep and self._llm is not None:
+            with _engine_errors("vLLM could not go to sleep"):
+                self._llm.sleep(level=1)
+            self._asleep = True
+
+    def close(self) -> None:
+        """Shut the engine down. Never raises: it is called when something else has failed already."""
+        llm, self._llm, self._request = self._llm, None, None
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+        if llm is None:
+            return
+        if self._asleep:
+            _PARKED.append(llm)
+            return
+        with contextlib.suppress(Exception):  # whatever vLLM raises while it is taken down, the run's own result stands
+            llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _awake(self) -> Any:
+        if self._llm is None:
+            raise EngineError("this engine was closed")
+        if self._asleep:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # what the update let go of must be free before the engine takes it
+            with _engine_errors("vLLM could not wake up"):
+                self._llm.wake_up()
+            self._asleep = False
+        return self._llm
+
+    def _hand_over(self, llm: Any, given: vllm_adapter.Adapter) -> None:
+        number = next(self._numbers)
+        folder = Scratch(given.nbytes)
+        try:
+            path = vllm_adapter.write(given, folder.path / f"policy-{number}")
+            with _engine_errors("vLLM could not take over the adapter"):
+                from vllm.lora.request import LoRARequest
+
+                request = LoRARequest(f"policy-{number}", number, str(path))
+                if not llm.llm_engine.add_lora(request):
+                    raise EngineError("vLLM did not take over the adapter")
+        except BaseException:
+            folder.close()
+            raise
+        if self._folder is not None:
+            self._folder.close()
+        self._request, self._folder = request, folder
+
+    def _parameters(self, sampling: Sampling, drawn: int, index: int) -> Any:
+        """vLLM's sampling parameters of one prompt. Only our stop ids end a row: the model's own are among them or unwanted."""
+        seeded = sampling.seed is not None and self._seeds_by_request
+        return _vllm().SamplingParams(
+            n=drawn,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            seed=random.Random(f"{sampling.seed} {index}").getrandbits(62) if seeded else None,
+            stop_token_ids=list(sampling.stop_ids),
+            stop=list(sampling.stop_strings),
+            ignore_eos=True,
+            logprobs=0,  # of the drawn token alone
+            flat_logprobs=True,
+            detokenize=bool(sampling.stop_strings),
+            skip_special_tokens=False,
+            include_stop_str_in_output=True,
+        )
+
+
+def _completion(row: Any, strings: StopStrings | None) -> Completion:
+    """One of vLLM's rows; it keeps the token that completes a stop string, and may have drawn one more."""
+    if row.finish_reason not in ("stop", "length"):
+        raise EngineError(f"vLLM ended a completion for another reason: {row.finish_reason}")
+    tokens, logprobs = [int(t) for t in row.token_ids], _chosen(row.logprobs)
+    if len(logprobs) < len(tokens) or not all(map(math.isfinite, logprobs)):
+        raise EngineError(
+            "vLLM gave log-probabilities that are missing or not numbers", help="a diverged policy does this"
+        )
+    end = strings.end(tokens) if strings is not None else None
+    kept = len(tokens) if end is None else end
+    reason = "stop" if end is not None else row.finish_reason
+    return Completion(tuple(tokens[:kept]), tuple(logprobs[:kept]), reason)
+
+
+def _chosen(logprobs: Any) -> list[float]:
+    """The drawn tokens' log-probabilities; vLLM puts the drawn token first at each position."""
+    if hasattr(logprobs, "start_indices"):
+        return [float(logprobs.logprobs[start]) for start in logprobs.start_indices]
+    return [float(next(iter(position.values())).logprob) for position in logprobs or ()]
+
+
+def _vllm() -> Any:
+    """The vllm package, imported with our settings where the user made none."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import vllm
+
+    return vllm
+
+
+@contextlib.contextmanager
+def _engine_errors(fact: str, help: str | None = None) -> Iterator[None]:
+    """Whatever vLLM raises becomes an EngineError with its last line, so that the run can go on without it."""
+    try:
+        yield
+    except GrpoPortableError:
+        raise
+    except (Exception, SystemExit) as error:  # its parts raise anything, and no kind of it may end the run
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        told = f"{type(error).__name__}: {lines[-1][:300]}" if lines else type(error).__name__
+        raise EngineError(f"{fact}: {told}", help=help) from error
+
+
+@contextlib.contextmanager
+def _undisturbed(seed: int | None = None) -> Iterator[None]:
+    """Inside, random generators may be reseeded (with `seed`, torch's are); afterwards they and torch are as before."""
+    import numpy as np
+
+    python, numpy_state = random.getstate(), np.random.get_state()
+    precision = torch.get_float32_matmul_precision()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            if seed is not None:
+                torch.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_state)
+        torch.set_float32_matmul_precision(precision)
+
+
+@contextlib.contextmanager
+def _location(source: str, policy: Any, tokenizer: Any, dtype: str) -> Iterator[str]:
+    """What vLLM loads: the source itself, or for a GGUF file the policy's base, written out while it is being loaded."""
+    path = Path(source).expanduser()
+    if source == "embedded":
+        from grpo_portable.embedded import model_folder
+
+        yield str(model_folder())
+    elif path.is_file():
+        with Scratch(2 * _parameters(policy)) as scratch:
+            yield str(vllm_adapter.export(policy, tokenizer, scratch.path / "model", getattr(torch, dtype)))
+    else:
+        yield str(path) if path.is_dir() else source
+
+
+def _quantization_of(model: str) -> Any:
+    from transformers import AutoConfig
+
+    return getattr(AutoConfig.from_pretrained(model, trust_remote_code=False), "quantization_config", None)
+
+
+def _memory(policy: Any, recipe: Recipe, rows: int, copy: str, dtype: str, sleep: bool | None) -> vllm_settings.Memory:
+    free, total = _card()
+    setting = Setting(
+        base="fp16" if dtype == "float16" else "bf16",
+        copy=copy,
+        engine="vllm",
+        micro_batch=int(recipe.micro_batch),
+        rollout_rows=rows,
+        checkpointing=recipe.gradient_checkpointing is not False,
+        prompt_tokens=recipe.max_prompt_tokens,
+        completion_tokens=recipe.max_completion_tokens,
+        lora_rank=recipe.lora_rank,
+        optimizer=recipe.optimizer,
+    )
+    return vllm_settings.plan_memory(
+        shape_from_config(vllm_adapter.base_of(policy).config.to_dict(), recipe.model),
+        setting,
+        group=recipe.group_size,
+        trains=any(p.requires_grad for p in policy.parameters()),
+        free_gib=free,
+        total_gib=total,
+        sleep=sleep,
+    )
+
+
+def _parameters(policy: Any) -> int:
+    return sum(p.numel() for name, p in vllm_adapter.base_of(policy).named_parameters() if ".lora_" not in name)
+
+
+def _context(policy: Any) -> int:
+    config = vllm_adapter.base_of(policy).config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(text, "max_position_embeddings", None) or 1 << 30
+
+
+def _vocabulary(policy: Any) -> int:
+    return int(vllm_adapter.base_of(policy).get_input_embeddings().weight.shape[0])
+
+
+def _card() -> tuple[float, float]:
+    """(free, all) GiB of the current card, after what torch holds in reserve was given back."""
+    if not torch.cuda.is_available():
+        raise EngineUnsupported("vLLM runs on a GPU here", because="torch sees none")
+    gc.collect()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return free / 2**30, total / 2**30
 
 
 def bench_vllm(

@@ -1,0 +1,252 @@
+"""A decode layer in nine kernels, through Triton: chosen when it works on this machine and gives what plain torch gives.
+
+`choose` runs one layer both ways when an engine starts. Whatever keeps Triton from working here (no compiler for its
+launcher, a card or a shape it does not take) shows there, and the engine goes on in plain torch with the reason kept.
+Products whose scales are still to be multiplied in are carried as `Scaled`, so that the kernel that reads them does it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from grpo_portable.rollout import fp8, sampler
+from grpo_portable.rollout.family import Shape
+from grpo_portable.rollout.forward import Plain, Rows, Tables, product
+from grpo_portable.rollout.kv import Cache
+from grpo_portable.rollout.weights import Dense, Layer
+
+CHUNK = 1024  # logits one program of the sampler reads
+KEYS = 64  # keys one turn of the attention's loop reads
+
+
+class Scaled(NamedTuple):
+    """A product [N, W]; where `rows` [N] and `columns` [W] are given, its true value is value * rows * columns + bias."""
+
+    value: torch.Tensor
+    rows: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+
+class Narrow(NamedTuple):
+    """States in FP8 [N, W] and the scale of each row [N]."""
+
+    value: torch.Tensor
+    scale: torch.Tensor
+
+
+class Fused(Plain):
+    name = "fused"
+
+    def __init__(self, shape: Shape, device: torch.device, reason: str = "") -> None:
+        super().__init__(shape, reason)
+        from grpo_portable.rollout import kernels
+
+        self.kernels = kernels
+        self.processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+    def ready(self, tables: Tables, cache: Cache, rows: Rows) -> Any:
+        return tables, cache, rows
+
+    def normed(self, x: torch.Tensor, pending: Any, factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, h = self._normed(x, pending, factors, narrow=False)
+        assert isinstance(h, torch.Tensor)
+        return x, h
+
+    def before(
+        self, x: torch.Tensor, pending: Any, layer: Layer, index: int, ready: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        tables, cache, rows = ready
+        shape, count = self.shape, x.shape[0]
+        x, h = self._normed(x, pending, layer.norm_in, narrow=layer.qkv[0].scale is not None)
+        qkv = self._product(h, layer.qkv)
+        cos, sin = tables[shape.rotary[index]]
+        q = torch.empty(count, shape.heads, shape.head_dim, dtype=x.dtype, device=x.device)
+        self.kernels.heads_kernel[(count, shape.heads + 2 * shape.kv_heads)](
+            qkv.value, qkv.rows, qkv.columns, qkv.bias, layer.norm_q, layer.norm_k, cos, sin, rows.lengths,
+            q, cache.keys[index], cache.values[index], cache.capacity, shape.eps,
+            H=shape.heads, K=shape.kv_heads, D=shape.head_dim, BLOCK=_power(shape.head_dim), ROTATED=cos.shape[-1],
+            NORMS=layer.norm_q is not None, SCALED=qkv.rows is not None, BIAS=qkv.bias is not None, num_warps=1,
+        )  # fmt: skip
+        return x, q
+
+    def attend(self, q: torch.Tensor, index: int, ready: Any) -> torch.Tensor:
+        _, cache, rows = ready
+        shape, count, window = self.shape, q.shape[0], self.shape.windows[index]
+        splits = self.splits(count, cache.capacity)
+        out = torch.empty(count, shape.heads * shape.head_dim, dtype=q.dtype, device=q.device)
+        pairs = count * shape.kv_heads * splits * shape.group if splits > 1 else 0
+        part, high, total = (
+            torch.empty(pairs, width, dtype=torch.float32, device=q.device) for width in (shape.head_dim, 1, 1)
+        )
+        sizes = {
+            "G": shape.group,
+            "ROWS": max(16, _power(shape.group)),
+            "D": shape.head_dim,
+            "BLOCK_D": _power(shape.head_dim),
+        }
+        self.kernels.attend_kernel[(count, shape.kv_heads, splits)](
+            q, cache.keys[index], cache.values[index], rows.lengths, rows.leaders, rows.shared, out, part, high, total,
+            cache.capacity, shape.scaling, shape.attn_softcap or 1.0, window or 0, K=shape.kv_heads, **sizes,
+            BLOCK=KEYS if shape.head_dim <= 128 else KEYS // 2, SPLITS=splits,
+            SOFTCAP=bool(shape.attn_softcap), WINDOW=window is not None, num_warps=4, num_stages=2,
+        )  # fmt: skip
+        if splits > 1:
+            self.kernels.join_kernel[(count * shape.kv_heads,)](
+                part, high, total, out, **sizes, SPLITS=splits, num_warps=2
+            )
+        return out
+
+    def after(self, x: torch.Tensor, out: torch.Tensor, layer: Layer) -> tuple[torch.Tensor, Any]:
+        if layer.norm_attn_out is not None:
+            return super().after(x, out, layer)
+        y = self._product(self._narrowed(out) if layer.out[0].scale is not None else out, layer.out)
+        x, h = self._normed(x, y, layer.norm_mlp, narrow=layer.gate_up[0].scale is not None)
+        y = self._product(h, layer.gate_up)
+        return x, self._product(self._gated(y, narrow=layer.down[0].scale is not None), layer.down)
+
+    def draw(
+        self, logits: torch.Tensor, noise: torch.Tensor, drawing: sampler.Drawing, seen: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if drawing.greedy or drawing.truncates or seen is not None:
+            return super().draw(logits, noise, drawing, seen)
+        rows, vocab = logits.shape
+        chunks = -(-vocab // CHUNK)
+        high, mass = (torch.empty(rows, chunks, dtype=torch.float32, device=logits.device) for _ in range(2))
+        tokens = torch.empty(rows, dtype=torch.long, device=logits.device)
+        logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
+        sizes = {"V": vocab, "CHUNKS": chunks, "BLOCK": CHUNK}
+        self.kernels.chunk_sums_kernel[(rows, chunks)](logits, high, mass, drawing.temperature, **sizes, num_warps=4)
+        self.kernels.pick_kernel[(rows,)](
+            logits,
+            high,
+            mass,
+            noise,
+            tokens,
+            logprobs,
+            drawing.temperature,
+            BLOCK_C=_power(chunks),
+            **sizes,
+            num_warps=4,
+        )
+        return tokens, logprobs
+
+    def splits(self, rows: int, capacity: int) -> int:
+        """Programs that share one row's keys: enough to fill the card twice, each with at least 128 keys."""
+        wanted = 2 * self.processors // (rows * self.shape.kv_heads)
+        return max(1, min(8, 1 << max(0, wanted.bit_length() - 1), capacity // 128))
+
+    def _normed(
+        self, x: torch.Tensor, pending: Any, factors: torch.Tensor, *, narrow: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | Narrow]:
+        rows, width = x.shape
+        more = pending if isinstance(pending, Scaled) else Scaled(pending)
+        summed = x if pending is None else torch.empty_like(x)
+        normed = x if narrow else torch.empty_like(x)
+        small = self._empty_narrow(rows, width, x.device) if narrow else Narrow(x, factors)
+        self.kernels.add_norm_kernel[(rows,)](
+            x, more.value, more.rows, more.columns, factors, summed, normed, small.value, small.scale, self.shape.eps,
+            W=width, BLOCK=_power(width), PENDING=pending is not None, SCALED=more.rows is not None, FP8=narrow,
+            num_warps=8 if width > 2048 else 4,
+        )  # fmt: skip
+        return summed, small if narrow else normed
+
+    def _gated(self, both: Scaled, *, narrow: bool) -> torch.Tensor | Narrow:
+        rows, width = both.value.shape[0], both.value.shape[1] // 2
+        out = both.value if narrow else both.value.new_empty(rows, width)
+        small = self._empty_narrow(rows, width, out.device) if narrow else Narrow(out, out)
+        block = _power(width) if narrow else min(1024, _power(width))
+        self.kernels.gated_kernel[(rows, -(-width // block))](
+            both.value, both.rows, both.columns, out, small.value, small.scale, W=width, BLOCK=block,
+            ACTIVATION=self.shape.activation, SCALED=both.rows is not None, FP8=narrow, num_warps=16 if block > 8192 else 4,
+        )  # fmt: skip
+        return small if narrow else out
+
+    def _narrowed(self, x: torch.Tensor) -> Narrow:
+        small = self._empty_narrow(x.shape[0], x.shape[1], x.device)
+        self.kernels.narrow_kernel[(x.shape[0],)](x, *small, W=x.shape[1], BLOCK=_power(x.shape[1]), num_warps=8)
+        return small
+
+    def _product(self, h: torch.Tensor | Narrow, parts: tuple[Dense, ...]) -> Scaled:
+        if isinstance(h, torch.Tensor):
+            return Scaled(product(h, parts))
+        (part,) = parts
+        assert part.unit is not None
+        return Scaled(fp8.matmul(h.value, part.weight, part.unit, torch.bfloat16), h.scale, part.scale, part.bias)
+
+    @staticmethod
+    def _empty_narrow(rows: int, width: int, device: torch.device) -> Narrow:
+        return Narrow(
+            torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=device),
+            torch.empty(rows, dtype=torch.float32, device=device),
+        )
+
+
+def choose(shape: Shape, layer: Layer, device: torch.device, dtype: torch.dtype, wanted: bool | None = None) -> Plain:
+    """Fused where it works (or Plain if `wanted` is False), with the reason."""
+    if wanted is False:
+        return Plain(shape, "not asked for")
+    reason = _why_not(device, dtype)
+    if reason is None:
+        try:
+            fused = Fused(shape, device, "tried on this machine")
+            reason = _difference(fused, Plain(shape), layer, device, dtype)
+        except Exception as failure:  # whatever keeps Triton from working here is the answer that is asked for
+            lines = str(failure).strip().splitlines()
+            reason = f"Triton does not work here: {type(failure).__name__} {lines[-1] if lines else ''}".strip()
+    return fused if reason is None else Plain(shape, reason)
+
+
+def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+    if device.type != "cuda":
+        return f"Triton's kernels run on CUDA, this is `{device.type}`"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return "the fused kernels are for 16-bit weights"
+    return None if importlib.util.find_spec("triton") is not None else "Triton is not installed"
+
+
+@torch.no_grad()
+def _difference(fused: Plain, plain: Plain, layer: Layer, device: torch.device, dtype: torch.dtype) -> str | None:
+    """None when one layer and one draw give the same both ways, else where they part."""
+    shape, rows, capacity = plain.shape, fp8.ROWS, 128
+    draw = torch.Generator(device=device).manual_seed(0)
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=draw, device=device).to(dtype)
+
+    x, y, old = (
+        random(rows, shape.hidden),
+        random(rows, shape.hidden),
+        random(2, rows, capacity, shape.kv_heads, shape.head_dim),
+    )
+    angles = torch.rand(capacity, shape.head_dim, generator=draw, device=device) * 6
+    tables = {name: (angles.cos().to(dtype), angles.sin().to(dtype)) for name in set(shape.rotary)}
+    lengths = torch.arange(rows, device=device) * 7
+    alone = torch.arange(rows, device=device, dtype=torch.int32)
+    seen: list[list[torch.Tensor]] = []
+    allowed = 0.02 if layer.qkv[0].scale is None else 0.1  # an FP8 state that rounds the other way is 6 % off
+    for run in (plain, fused):
+        cache = Cache(shape, rows, capacity, device, dtype)
+        for tensor, content in ((cache.keys[0], old[0]), (cache.values[0], old[1])):
+            tensor.copy_(content)
+        ready = run.ready(tables, cache, Rows(lengths, alone, torch.zeros_like(alone), capacity))
+        summed, q = run.before(x, y, layer, 0, ready)
+        out = run.attend(q, 0, ready)
+        total, h = run.normed(*run.after(summed, out, layer), layer.norm_in)
+        logits = F.pad(h.float(), (0, 3 * CHUNK), value=-2.0).to(dtype)
+        noise = torch.linspace(0.01, 0.99, rows, device=device, dtype=torch.float64)
+        _, logprobs = run.draw(logits, noise, sampler.Drawing(0.8, 1.0, 0, 0.0, 1.0), None)
+        seen.append([q, out, total, cache.keys[0], cache.values[0], logprobs])
+    for name, a, b in zip(("queries", "attention", "layer", "keys", "values", "draw"), *seen, strict=True):
+        error = float((a.float() - b.float()).norm() / a.float().norm())
+        if not error < allowed:
+            return f"the fused kernels' {name} are off by {error:.1%}"
+    return None
+
+
+def _power(size: int) -> int:
+    return 1 << max(0, size - 1).bit_length()

@@ -1,0 +1,255 @@
+"""The decode step's small kernels and its attention, in Triton. The only file that imports triton, and none needs it.
+
+Each kernel has a twin in plain torch (`forward.py`, `attention.py`, `sampler.py`) that runs where Triton does not, and is held
+to it when an engine starts (`fused.py`). One kernel does what takes torch between three and fifteen, so that a step is a few
+hundred launches and its time is that of the weights' and the cache's bytes.
+Legend: N rows, H heads, K KV heads, G heads a KV head, D head dims, W width of a row.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+FP8_MAX = tl.constexpr(448.0)
+
+
+@triton.jit
+def add_norm_kernel(
+    x, pending, row_scale, column_scale, factors, summed, normed, narrow, narrow_scale, eps,
+    W: tl.constexpr, BLOCK: tl.constexpr, PENDING: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """summed = x + pending (times its scales), normed = RMS norm of that; with FP8 `narrow` and its row's scale instead."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < W
+    value = tl.load(x + row * W + at, mask=inside, other=0.0).to(tl.float32)
+    if PENDING:
+        more = tl.load(pending + row * W + at, mask=inside, other=0.0).to(tl.float32)
+        if SCALED:
+            more = more * tl.load(row_scale + row) * tl.load(column_scale + at, mask=inside, other=0.0)
+        value = (value + more).to(summed.dtype.element_ty)
+        tl.store(summed + row * W + at, value, mask=inside)
+        value = value.to(tl.float32)
+    value = value * tl.rsqrt(tl.sum(value * value) / W + eps)
+    value = value * tl.load(factors + at, mask=inside, other=0.0).to(tl.float32)
+    if FP8:
+        scale = tl.maximum(tl.max(tl.abs(value)), 1e-12) / FP8_MAX
+        tl.store(narrow + row * W + at, (value / scale).to(narrow.dtype.element_ty), mask=inside)
+        tl.store(narrow_scale + row, scale)
+    else:
+        tl.store(normed + row * W + at, value.to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def heads_kernel(
+    qkv, row_scale, column_scale, bias, norm_q, norm_k, cos, sin, lengths, q, keys, values, capacity, eps,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ROTATED: tl.constexpr,
+    NORMS: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: scale, norm, rotate; a query goes to `q`, a key or a value to its place in the cache."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    at = tl.arange(0, BLOCK)
+    inside = at < D
+    half: tl.constexpr = ROTATED // 2
+    other = tl.where(at < half, at + half, tl.where(at < ROTATED, at - half, at))
+    start = row * (H + 2 * K) * D + head * D
+    value = tl.load(qkv + start + at, mask=inside, other=0.0).to(tl.float32)
+    partner = tl.load(qkv + start + other, mask=inside, other=0.0).to(tl.float32)
+    if SCALED:
+        scale = tl.load(row_scale + row)
+        value = value * scale * tl.load(column_scale + head * D + at, mask=inside, other=0.0)
+        partner = partner * scale * tl.load(column_scale + head * D + other, mask=inside, other=0.0)
+        if BIAS:
+            value += tl.load(bias + head * D + at, mask=inside, other=0.0).to(tl.float32)
+            partner += tl.load(bias + head * D + other, mask=inside, other=0.0).to(tl.float32)
+    position = tl.load(lengths + row)
+    if head < H + K:
+        if NORMS:
+            factor = norm_q if head < H else norm_k
+            spread = tl.rsqrt(tl.sum(value * value) / D + eps)
+            value = value * spread * tl.load(factor + at, mask=inside, other=0.0).to(tl.float32)
+            partner = partner * spread * tl.load(factor + other, mask=inside, other=0.0).to(tl.float32)
+        turn = at < ROTATED
+        c = tl.load(cos + position * ROTATED + at, mask=turn, other=1.0).to(tl.float32)
+        s = tl.load(sin + position * ROTATED + at, mask=turn, other=0.0).to(tl.float32)
+        value = value * c + partner * s
+    place = row * capacity + position
+    if head < H:
+        tl.store(q + (row * H + head) * D + at, value.to(q.dtype.element_ty), mask=inside)
+    elif head < H + K:
+        tl.store(keys + (place * K + head - H) * D + at, value.to(keys.dtype.element_ty), mask=inside)
+    else:
+        tl.store(values + (place * K + head - H - K) * D + at, value.to(values.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def attend_kernel(
+    q, keys, values, lengths, leaders, shared, out, part, part_max, part_sum, capacity, scaling, softcap, window,
+    K: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """The G queries of one KV head of one row over (a split of) the row's keys.
+
+    The first `shared[row]` positions are read from row `leaders[row]`, which holds the same prompt: the rows of a group then
+    read one copy, which the card's cache serves to all but the first of them.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    split = tl.program_id(2)
+    length = tl.load(lengths + row).to(tl.int32) + 1
+    leader = tl.load(leaders + row).to(tl.int64)
+    common = tl.load(shared + row).to(tl.int32)
+    g = tl.arange(0, ROWS)
+    d = tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK)
+    wanted = (g < G)[:, None] & (d < D)[None, :]
+    query = tl.load(q + ((row * K + head) * G + g)[:, None] * D + d[None, :], mask=wanted, other=0.0)
+    first = 0
+    if WINDOW:
+        first = tl.maximum(length - window, 0) // BLOCK * BLOCK
+    step = tl.cdiv(tl.cdiv(length - first, SPLITS), BLOCK) * BLOCK
+    begin = first + split * step
+    end = tl.minimum(begin + step, length)
+    best = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    sums = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    for at in range(begin, end, BLOCK):
+        position = at + n
+        source = tl.where(position < common, leader, row)
+        place = ((source * capacity + position) * K + head)[:, None] * D + d[None, :]
+        held = (position < end)[:, None] & (d < D)[None, :]
+        key = tl.load(keys + place, mask=held, other=0.0)
+        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scaling
+        if SOFTCAP:
+            score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0)
+        seen = position < end
+        if WINDOW:
+            seen = seen & (position >= length - window)
+        score = tl.where(seen[None, :], score, float("-inf"))
+        high = tl.maximum(best, tl.max(score, 1))
+        safe = tl.where(high == float("-inf"), 0.0, high)
+        weight = tl.exp(score - safe[:, None])
+        decay = tl.exp(best - safe)
+        total = total * decay + tl.sum(weight, 1)
+        value = tl.load(values + place, mask=held, other=0.0)
+        sums = sums * decay[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
+        best = high
+    if SPLITS == 1:
+        made = sums / total[:, None]
+        tl.store(out + ((row * K + head) * G + g)[:, None] * D + d[None, :], made.to(out.dtype.element_ty), mask=wanted)
+    else:
+        slot = ((row * K + head) * SPLITS + split) * G + g
+        tl.store(part + slot[:, None] * D + d[None, :], sums, mask=wanted)
+        tl.store(part_max + slot, best, mask=g < G)
+        tl.store(part_sum + slot, total, mask=g < G)
+
+
+@triton.jit
+def join_kernel(
+    part, part_max, part_sum, out,
+    G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """The splits of one KV head of one row, weighted by their sums of exponentials."""
+    pair = tl.program_id(0).to(tl.int64)
+    g = tl.arange(0, ROWS)
+    d = tl.arange(0, BLOCK_D)
+    wanted = (g < G)[:, None] & (d < D)[None, :]
+    best = tl.full((ROWS,), float("-inf"), tl.float32)
+    for split in range(SPLITS):
+        best = tl.maximum(best, tl.load(part_max + (pair * SPLITS + split) * G + g, mask=g < G, other=0.0))
+    total = tl.zeros((ROWS,), tl.float32)
+    sums = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    for split in range(SPLITS):
+        slot = (pair * SPLITS + split) * G + g
+        weight = tl.exp(tl.load(part_max + slot, mask=g < G, other=0.0) - best)
+        total += weight * tl.load(part_sum + slot, mask=g < G, other=1.0)
+        sums += weight[:, None] * tl.load(part + slot[:, None] * D + d[None, :], mask=wanted, other=0.0)
+    made = sums / total[:, None]
+    tl.store(out + (pair * G + g)[:, None] * D + d[None, :], made.to(out.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
+def gated_kernel(
+    both, row_scale, column_scale, out, narrow, narrow_scale, W: tl.constexpr, BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """activation(gate) * up of one row's (chunk of) [gate, up]; with FP8 the whole row, `narrow` and its scale."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < W
+    gate = tl.load(both + row * 2 * W + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(both + row * 2 * W + W + at, mask=inside, other=0.0).to(tl.float32)
+    if SCALED:
+        scale = tl.load(row_scale + row)
+        gate = gate * scale * tl.load(column_scale + at, mask=inside, other=0.0)
+        up = up * scale * tl.load(column_scale + W + at, mask=inside, other=0.0)
+    if ACTIVATION == "silu":
+        gate = gate * tl.sigmoid(gate)
+    elif ACTIVATION == "gelu_tanh":
+        gate = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        gate = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    value = gate * up
+    if FP8:
+        scale = tl.maximum(tl.max(tl.abs(value)), 1e-12) / FP8_MAX
+        tl.store(narrow + row * W + at, (value / scale).to(narrow.dtype.element_ty), mask=inside)
+        tl.store(narrow_scale + row, scale)
+    else:
+        tl.store(out + row * W + at, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def narrow_kernel(x, narrow, narrow_scale, W: tl.constexpr, BLOCK: tl.constexpr):
+    """One row in FP8, and its scale."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < W
+    value = tl.load(x + row * W + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(value)), 1e-12) / FP8_MAX
+    tl.store(narrow + row * W + at, (value / scale).to(narrow.dtype.element_ty), mask=inside)
+    tl.store(narrow_scale + row, scale)
+
+
+@triton.jit
+def chunk_sums_kernel(
+    logits, chunk_max, chunk_sum, temperature, V: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of one chunk of one row's logits: the maximum, and the sum of exponentials below it."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    at = chunk * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(logits + row * V + at, mask=at < V, other=float("-inf")).to(tl.float32)
+    value = value / temperature
+    best = tl.max(value)
+    tl.store(chunk_max + row * CHUNKS + chunk, best)
+    tl.store(chunk_sum + row * CHUNKS + chunk, tl.sum(tl.exp(value - best)))
+
+
+@triton.jit
+def pick_kernel(
+    logits, chunk_max, chunk_sum, noise, tokens, logprobs, temperature,
+    V: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The token at which one row's cumulative distribution passes its noise: first the chunk, then inside it."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK_C)
+    high = tl.load(chunk_max + row * CHUNKS + c, mask=c < CHUNKS, other=float("-inf"))
+    best = tl.max(high)
+    mass = tl.load(chunk_sum + row * CHUNKS + c, mask=c < CHUNKS, other=0.0) * tl.exp(high - best)
+    sums = tl.cumsum(mass.to(tl.float64))
+    total = tl.max(sums)
+    aim = tl.load(noise + row) * total
+    last = tl.sum((sums < total).to(tl.int32))
+    chunk = tl.minimum(tl.sum((sums <= aim).to(tl.int32)), last)
+    before = tl.max(tl.where(c < chunk, sums, 0.0))
+    at = chunk * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(logits + row * V + at, mask=at < V, other=float("-inf")).to(tl.float32)
+    weight = tl.exp(value / temperature - best).to(tl.float64)
+    inner = tl.cumsum(weight)
+    most = tl.max(inner)
+    offset = tl.minimum(tl.sum((inner <= aim - before).to(tl.int32)), tl.sum((inner < most).to(tl.int32)))
+    chosen = tl.sum(tl.where(tl.arange(0, BLOCK) == offset, weight, 0.0))
+    tl.store(tokens + row, (chunk * BLOCK + offset).to(tl.int64))
+    tl.store(logprobs + row, tl.log((chosen / total).to(tl.float32)))
