@@ -150,10 +150,10 @@ def gguf_of(folder: Path, file: Path) -> Path:
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
-    tokens = ["<pad>", "<eos>", "12", "<end>", *[c.replace(" ", "Ġ").replace("\n", "Ċ") for c in tiny.CHARACTERS]]
+    tokens = ["<pad>", "<eos>", "12", "34", *[c.replace(" ", "Ġ").replace("\n", "Ċ") for c in tiny.CHARACTERS]]
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3, 3] + [1] * len(tiny.CHARACTERS))
-    writer.add_token_merges(["1 2"])
+    writer.add_token_merges(["1 2", "3 4"])
     writer.add_eos_token_id(1)
     writer.add_bos_token_id(1)
     writer.add_pad_token_id(0)

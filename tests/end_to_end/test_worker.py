@@ -300,7 +300,7 @@ def test_a_failure_is_told_by_kind_words_and_phase(
     told = json.loads((folder / "failure.json").read_text())
     assert told["kind"] == kind
     assert words in told["fact"]
-    assert told["phase"].startswith(phase)
+    assert phase in told["phase"]
     assert told["traceback_tail"]
     assert not (folder / "adapter").exists()
 
