@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from doctor.diagnosis import FP8_PATHS, VLLM_PATHS
+from grpo_portable import failure
+from grpo_portable.deadline import deadline
+from grpo_portable.errors import EngineError
+from grpo_portable.ladder import EXIT
+from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Rollout
 from grpo_portable.run import RunFolder
+
+START_LIMIT_S = 900.0  # of vLLM; compiling kernels the first time can take minutes
 
 
 @dataclass(frozen=True)
@@ -38,11 +46,31 @@ def path_settings(path: str, *, bfloat16: bool) -> PathSettings:
     )
 
 
-def open_engine(settings: PathSettings, model: Any, tokenizer: Any, *, rows: int, run: RunFolder) -> Rollout:
-    """The engine of a path over `model`. A model the portable one does not know gets the reference engine, with an event."""
+def open_engine(
+    settings: PathSettings,
+    model: Any,
+    tokenizer: Any,
+    recipe: Recipe,
+    *,
+    run: RunFolder,
+    limit_s: float = START_LIMIT_S,
+) -> Rollout:
+    """The engine of a path over `model`. A model the portable one does not know gets the reference engine, with an event.
+
+    vLLM may hang while it starts, in code no exception reaches: after `limit_s` the process ends as after an engine's error.
+    """
+    rows = int(recipe.rollout_rows)
     if settings.engine == "vllm":
         vllm = importlib.import_module("grpo_portable.rollout.vllm")  # only this path needs vLLM's wrapper
-        return vllm.make(model, tokenizer, rows=rows, copy=settings.copy)
+
+        def expired(where: str) -> None:
+            error = EngineError(f"vLLM did not start within {limit_s:.0f} s: it hung in {where}")
+            failure.write(run, error)
+            os._exit(EXIT["engine"])  # the main thread cannot be reached; the supervisor goes on below
+
+        run.heartbeat("rollout engine starting")  # a phase whose want of memory fewer rows cure
+        with deadline(limit_s, beat=lambda s: run.heartbeat(f"rollout engine starting, {s:.0f} s"), expired=expired):
+            return vllm.make(model, tokenizer, recipe, rows=rows, copy=settings.copy, dtype=settings.dtype)
     from grpo_portable.rollout import portable
 
     engine = portable.make(model, tokenizer, rows=rows, copy=settings.copy)

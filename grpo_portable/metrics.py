@@ -2,7 +2,8 @@
 
 Times are in seconds; `rollout_s` is generation, `update_s` all the rest of the step; `tokens_per_s` is of generation.
 `entropy` is the mean of -log p of the drawn tokens, an unbiased estimate. A field is null where a step has none, as
-rewards on the later updates of one rollout.
+rewards on the later updates of one rollout. `sampler_kl` (nats a token) and `ratio_cut` (share of tokens) tell how far the
+engine was from the policy.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def line(
         "tokens_per_s": own.get("tokens_per_s"),
         "memory_gib": memory_gib(),
         "skipped": bool(own.get("skipped")),
+        "sampler_kl": own.get("sampler_kl"),
+        "ratio_cut": own.get("ratio_cut"),
     }
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
 

@@ -118,6 +118,9 @@ class Recipe:
     min_p: float = _f(0.0, "leave out tokens below this share of the likeliest; 0 is off", low=0, high=1)
     repetition_penalty: float = _f(1.0, "divides the logits of tokens already written; 1 is off", low=0.1)
     stop: tuple[str, ...] = _f([], "strings that end a completion, beside the model's end token")
+    fp8_scales: str = _f(
+        "row", "weights of an FP8 vLLM engine get one scale a row, 128x128 block or tensor", ("row", "block", "tensor")
+    )
 
     # evaluation
     eval_samples: int = _f(0, "sampled answers a question beside the greedy one; 0 is greedy only", low=0, high=64)

@@ -25,6 +25,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from grpo_portable import checkpoint, metrics, policy
 from grpo_portable.batches import Steps, micro_batches, questions_of
+from grpo_portable.correction import Gap, SamplerCorrection
 from grpo_portable.errors import EngineError
 from grpo_portable.guards import NonFiniteGuard, StopSignal, first_not_finite, require_finite
 from grpo_portable.progress import summary
@@ -32,15 +33,15 @@ from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
 from grpo_portable.recipe import Recipe
 from grpo_portable.rewards.advantages import group_advantages, total
 from grpo_portable.rewards.faults import FaultCounter, guarded
-from grpo_portable.rollout.protocol import Completion, Rollout, Sampling
+from grpo_portable.rollout.protocol import Completion, Resting, Rollout, Sampling
 from grpo_portable.run import RunFolder, append_line
 
 
-class GrpoTrainer(GRPOTrainer):
+class GrpoTrainer(SamplerCorrection, GRPOTrainer):
     """Trains `model` in place by `start`; `save_now` writes a checkpoint from which another process can start.
 
-    `correct_sampler`: the engine samples from other weights than the policy's (an FP8 copy), so TRL's importance-sampling
-    correction between sampler and trainer is on. KL (beta > 0) is against the adapter as it was given.
+    `correct_sampler`: the engine samples from other weights than the policy's (an FP8 copy, vLLM's own), so the loss is
+    weighted by importance ratios between sampler and trainer. KL (beta > 0) is against the adapter as it was given.
     """
 
     args: GRPOConfig
@@ -85,7 +86,7 @@ class GrpoTrainer(GRPOTrainer):
             )
         self.remove_callback(PrinterCallback)
         self.eos_token_ids = list(prompts.stop_ids)
-        self.use_vllm = correct_sampler  # switches only TRL's correction: the engine is ours either way
+        self.correct_sampler, self.gap = correct_sampler, Gap()
         self.guard = NonFiniteGuard(scaled=arguments.fp16)
         self._rollout_in_buffer: int | None = None
         self._finished: list[bool] = []
@@ -125,6 +126,8 @@ class GrpoTrainer(GRPOTrainer):
         with rollout_mode(model), self.stop.allowed():
             self.engine.sync(model)
             groups = self.engine.generate(prompt_ids[::num_generations], num_generations, self._sampling(rollout))
+            if isinstance(self.engine, Resting):
+                self.engine.rest()
         flat = [completion for group in groups for completion in group]
         if len(flat) != len(prompt_ids):
             raise EngineError(
@@ -232,6 +235,10 @@ class GrpoTrainer(GRPOTrainer):
 
     def _clip_grad_norm(self, model: Any) -> torch.Tensor:
         """The gradient's norm before clipping. A gradient that is not finite is dropped, so that no weight moves."""
+        recipe = self.recipe
+        if (recipe.top_p, recipe.top_k, recipe.min_p, recipe.repetition_penalty) == (1, 0, 0, 1):
+            # else the sampler's distribution is another one on purpose
+            self.gap.require_close(self.engine.name, self.state.global_step + 1)
         self.accelerator.unscale_gradients()
         named = list(policy.trainable(self.model).items())
         gradients = [p.grad for _, p in named if p.grad is not None]
@@ -273,14 +280,14 @@ class GrpoTrainer(GRPOTrainer):
             seconds=self.seconds(),
             step_s=time.perf_counter() - self._step_began,
             loss=float(self._loss_sum),
-            own=self._line,
+            own=self._line | self.gap.metrics(),
             logged=logs,
             trl=self._metrics["train"],
             reward_names=self.reward_func_names,
         )
         append_line(self.run.metrics_file, record)
         print(summary(record, self.recipe.steps), flush=True)
-        self._line = {}
+        self._line, self.gap = {}, Gap()
         self._loss_sum.zero_()
 
     def seconds(self) -> float:

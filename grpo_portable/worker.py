@@ -7,6 +7,7 @@ kind that the supervisor decides by, and an exit code of its own.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import traceback
@@ -23,7 +24,7 @@ from grpo_portable.errors import (
 from grpo_portable.guards import StopSignal, require_finite
 from grpo_portable.ladder import EXIT
 from grpo_portable.recipe import Recipe
-from grpo_portable.rollout.protocol import Rollout
+from grpo_portable.rollout.protocol import Resting, Rollout
 from grpo_portable.run import RunFolder, open_run
 
 
@@ -111,8 +112,8 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     if train is not None and train_data is not None:
         record.data_used(run, recipe, "train", train_data, train)
     run.heartbeat("starting the engine")
-    engine = open_engine(settings, model, loaded.tokenizer, rows=int(recipe.rollout_rows), run=run)
-    record.note(run, engine=engine.name)
+    engine = open_engine(settings, model, loaded.tokenizer, recipe, run=run)
+    record.note(run, engine=engine.name, engine_details=engine.describe() if isinstance(engine, Resting) else None)
     return Session(run, recipe, settings, device, loaded, model, builder, train, held_out, engine, stop)
 
 
@@ -178,6 +179,8 @@ def evaluate_stage(session: Session, stage: str) -> None:
                 progress=tell,
             )
             print(f"{name}: {seen.correct} of {seen.done} answers are right", flush=True)
+        if isinstance(session.engine, Resting):
+            session.engine.rest()
 
 
 def bootstrap_stage(session: Session) -> None:
@@ -290,5 +293,15 @@ def _quiet() -> None:
     logging.set_verbosity_error()
 
 
+def leave(code: int) -> None:
+    """End the process. With vLLM in it at once: freeing its CUDA memory while the interpreter is taken down may crash."""
+    if "vllm" in sys.modules:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -41,6 +41,8 @@ METRICS = [
     "tokens_per_s",
     "memory_gib",
     "skipped",
+    "sampler_kl",
+    "ratio_cut",
 ]
 CLOCK = ("seconds", "step_s", "rollout_s", "update_s", "tokens_per_s", "memory_gib")
 LOSSES = ["dapo", "grpo", "dr_grpo", "gspo", "cispo"]
