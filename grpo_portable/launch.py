@@ -96,7 +96,7 @@ def prepare(name: str | None, *, auto: bool, overrides: Sequence[str]) -> Prepar
         recipe,
         diagnosis,
         auto=auto,
-        can_run=unavailable(),
+        can_run=unavailable(recipe),
         ledger_of=lambda path: ledger_of(recipe, diagnosis, path),
     )
     stem = Path(str(name)).stem
