@@ -66,10 +66,17 @@ def gate(facts: Facts, card: Card) -> tuple[Pair, str] | None:
     """The CUDA version FlashInfer asks for on this card, and where that stands; None where it asks for nothing special."""
     if not card.nvidia or card.capability is None or card.capability[0] != 12:
         return None
-    flashinfer = version(facts.version("flashinfer"))
-    if card.capability == (12, 0) and flashinfer is not None and base(flashinfer) >= Version("0.7.2"):
+    if card.capability == (12, 0) and _flashinfer_072(facts):
         return (12, 8), "flashinfer 0.7.2 lets 12.8 pass on SM 12.0 (its compilation_context.py; flashinfer PR 3633)"
     return _GATE, "flashinfer refuses SM 12.x below CUDA 12.9 (its compilation_context.py, up to 0.7.0)"
+
+
+def _flashinfer_072(facts: Facts) -> bool:
+    """Whether flashinfer is 0.7.2 or newer: as installed, else as the installed vLLM pins it (from 0.33 on)."""
+    flashinfer, vllm = version(facts.version("flashinfer")), version(facts.version("vllm"))
+    if flashinfer is not None:
+        return base(flashinfer) >= Version("0.7.2")
+    return vllm is not None and base(vllm) >= Version("0.33")
 
 
 def gate_wall(facts: Facts, card: Card) -> Wall | None:
