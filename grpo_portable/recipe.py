@@ -20,6 +20,7 @@ from typing import Any, get_args, get_origin
 import yaml
 
 from doctor.diagnosis import PATHS
+from grpo_portable import combinations
 from grpo_portable.errors import RecipeError
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "gspo", "cispo")
@@ -54,6 +55,9 @@ class Recipe:
     data_config: str = _f("", "configuration name of a hub data set (gsm8k: main)")
     data_split: str = _f("train", "split of the training data")
     eval_data: str = _f("auto", "held-out questions: as `data`; `auto` takes the same source's test split")
+    eval_config: str = _f(
+        "", "configuration of the held-out hub data set, where it is another one than the training data's"
+    )
     eval_split: str = _f("test", "split of the held-out data")
     question_column: str = _f("auto", "column of the question; `auto` knows question, problem, prompt, input")
     answer_column: str = _f("auto", "column of the gold answer; `auto` knows answer, solution, gold, target, label")
@@ -64,13 +68,29 @@ class Recipe:
     prompt_percentile: float = _f(
         100.0, "prompts above this percentile of tokenised length are left out and counted", low=1, high=100
     )
+    context_tokens: int = _f(
+        0,
+        "prompt and answer together; the answer gets what the longest kept prompt leaves (0: max_completion_tokens)",
+        low=0,
+    )
+    on_overlap: str = _f(
+        "refuse",
+        "when held-out questions stand in the training data: `refuse`, or `drop` these rows",
+        ("refuse", "drop"),
+    )
     few_shot: int = _f(0, "worked examples put before each question, from the training data", low=0, high=32)
 
     # bootstrap (a short SFT in the target format before GRPO)
     bootstrap_epochs: float = _f(0.0, "passes over the bootstrap rows; 0 leaves the stage out", low=0)
+    bootstrap_data: str = _f("", "questions with worked answers for the bootstrap; empty takes the training questions")
     bootstrap_limit: int = _f(0, "at most this many rows for the bootstrap (0: all)", low=0)
     bootstrap_learning_rate: float = _f(2e-4, "learning rate of the bootstrap", low=0)
     bootstrap_batch: int = _f(16, "rows in one bootstrap step", low=1)
+    bootstrap_probe: int = _f(
+        0, "training questions asked during the bootstrap; it ends once enough answers keep the format (0: none)", low=0
+    )
+    bootstrap_probe_every: int = _f(10, "bootstrap steps between two probes", low=1)
+    bootstrap_format_share: float = _f(0.9, "share of the probe's answers that is enough", low=0.01, high=1)
 
     # adapter
     lora_rank: int = _f(32, "rank of the adapter; 0 trains all weights", low=0)
@@ -207,20 +227,13 @@ def check(recipe: Recipe, origin: str) -> None:
         raise RecipeError(
             f"{origin}: `prompt_template` has no `{{question}}`", help="write {question} where the question goes"
         )
-    if recipe.dora and recipe.lora_rank == 0:
-        raise RecipeError(
-            f"{origin}: `dora: true` needs an adapter, but lora_rank is 0", help="set lora_rank to 8 or more"
-        )
-    if recipe.lora_rank == 0 and recipe.path in ("qlora-hf",):
-        raise RecipeError(
-            f"{origin}: 4-bit weights cannot be trained without an adapter", help="set lora_rank to 8 or more"
-        )
     if isinstance(recipe.micro_batch, int) and (recipe.prompts_per_step * recipe.group_size) % recipe.micro_batch:
         raise RecipeError(
             f"{origin}: micro_batch {recipe.micro_batch} does not divide the "
             f"{recipe.prompts_per_step * recipe.group_size} completions of a step",
             help="choose a divisor of prompts_per_step x group_size, or `auto`",
         )
+    combinations.check(recipe, origin)
 
 
 class _Loader(yaml.SafeLoader):

@@ -1,0 +1,137 @@
+"""Values of a recipe that are fine alone and wrong together: each pair has one sentence why, told before a model loads.
+
+TRL and vLLM would refuse some of these minutes later, at the first step, and let others run to a useless end. What depends
+on the machine (float16 for a model that overflows in it) is asked again when a path is chosen: `float16_refusal`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from doctor.diagnosis import VLLM_PATHS
+from grpo_portable.errors import RecipeError
+
+if TYPE_CHECKING:
+    from grpo_portable.recipe import Recipe
+
+FLOAT16_PATHS = ("fp16-vllm", "fp16-hf")
+# Their activations exceed 65,504, float16's largest number: huggingface/transformers#36822 and the notes of its pull #37226
+_OVERFLOWS = re.compile(r"gemma-?(?:2|3n?)(?![\d.bm])", re.IGNORECASE)
+_TAG_REWARD = re.compile(r"tags_[bc]_")
+
+
+def check(recipe: Recipe, origin: str) -> None:
+    """Raise RecipeError for the first pair of values that do not combine."""
+    for fact, because, help in _refusals(recipe):
+        raise RecipeError(f"{origin}: {fact}", because=because, help=help)
+
+
+def float16_refusal(model: str) -> str | None:
+    """Why a model must not be computed in float16, None when nothing is known against it."""
+    name = model.rstrip("/").rsplit("/", 1)[-1]
+    if _OVERFLOWS.search(name):
+        return f"{name} overflows in float16: its activations exceed 65,504, the largest number of the format"
+    return None
+
+
+def _refusals(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    """(fact, because, help) of every pair that does not combine."""
+    yield from _adapter(recipe)
+    yield from _loss(recipe)
+    yield from _rewards(recipe)
+    if recipe.path in FLOAT16_PATHS and (because := float16_refusal(recipe.model)):
+        yield f"path {recipe.path} for {recipe.model}", because, "choose a path with bfloat16, or the CPU"
+    if recipe.bootstrap_probe and recipe.bootstrap_epochs == 0:
+        yield (
+            "`bootstrap_probe` without a bootstrap",
+            "bootstrap_epochs is 0, so nothing would be probed",
+            "set bootstrap_epochs to 1 or more, or bootstrap_probe to 0",
+        )
+    if recipe.context_tokens and recipe.prompt_percentile == 100 and recipe.context_tokens <= recipe.max_prompt_tokens:
+        yield (
+            f"context_tokens {recipe.context_tokens} with max_prompt_tokens {recipe.max_prompt_tokens}",
+            "the longest prompt could leave no room for an answer",
+            "raise context_tokens, lower max_prompt_tokens, or set prompt_percentile below 100",
+        )
+
+
+def _adapter(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    if recipe.lora_rank == 0:
+        for name in ("dora", "rslora"):
+            if getattr(recipe, name):
+                yield f"`{name}: true` needs an adapter", "lora_rank is 0", "set lora_rank to 8 or more"
+        if recipe.path == "qlora-hf":
+            yield (
+                "4-bit weights cannot be trained without an adapter",
+                "lora_rank is 0 and packed weights take no gradient",
+                "set lora_rank to 8 or more",
+            )
+        if recipe.path == "fp8-vllm":
+            yield (
+                "path fp8-vllm with lora_rank 0",
+                "all weights are trained, and their FP8 copy would have to be quantised anew at every step",
+                "set lora_rank to 8 or more, or choose bf16-vllm",
+            )
+        if recipe.beta > 0:
+            yield (
+                f"beta {recipe.beta:g} with lora_rank 0",
+                "the KL term is against the model with its adapter off; without one a second model would be needed",
+                "set lora_rank to 8 or more, or beta to 0",
+            )
+        return
+    if recipe.dora and recipe.path in VLLM_PATHS:
+        yield (
+            f"`dora: true` on path {recipe.path}",
+            "vLLM serves LoRA and rsLoRA adapters, not DoRA",
+            "set dora to false, or choose a path that ends in -hf",
+        )
+    targets = [target.strip() for target in recipe.lora_targets.split(",")]
+    if "lm_head" in targets:
+        yield (
+            "lora_targets names lm_head",
+            "log-probabilities are read from its weight, so an adapter there is not seen",
+            "leave lm_head out, or use all-linear",
+        )
+
+
+def _loss(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    if recipe.loss == "cispo" and recipe.epsilon_high is not None and recipe.epsilon_high < 1:
+        yield (
+            f"loss cispo with epsilon_high {recipe.epsilon_high:g}",
+            "cispo caps the ratio at epsilon_high itself, not at 1 + epsilon_high: every gradient would shrink to that share",
+            "set epsilon_high to 2 or more, or leave it null for 5",
+        )
+    if recipe.loss != "cispo" and recipe.epsilon >= 1:
+        yield (
+            f"epsilon {recipe.epsilon:g}",
+            "the lower clip is 1 - epsilon, and a ratio is never below 0",
+            "set epsilon below 1; 0.2 is usual",
+        )
+    if recipe.mask_truncated and "overlong_penalty" in recipe.rewards:
+        yield (
+            "`mask_truncated: true` with the reward overlong_penalty",
+            "what hits the limit is left out of the loss, so the penalty never reaches the answers it is for",
+            "choose one of the two",
+        )
+
+
+def _rewards(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    tagged = [name for name in recipe.rewards if _TAG_REWARD.match(name)]
+    if tagged and recipe.answer_style != "tagged":
+        yield (
+            f"reward {tagged[0]} with answer_style {recipe.answer_style}",
+            "it reads <SOLUTION> tags, while the evaluation would look elsewhere",
+            "set answer_style to tagged",
+        )
+    sets = {name[5] for name in tagged}
+    if len(sets) > 1:
+        yield (
+            "rewards of both sets, tags_b and tags_c",
+            "they pay the same tags twice, with different values",
+            "choose one of the two",
+        )
+    twice = [name for name in recipe.rewards if recipe.rewards.count(name) > 1]
+    if twice:
+        yield f"reward {twice[0]} is named twice", "its metrics would be one column", "weigh it with reward_weights"
