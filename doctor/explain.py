@@ -26,7 +26,7 @@ def page(code: str) -> str:
     parts = [
         f"{code}: {p.title}",
         "",
-        f"Closes {p.closes}.",
+        _wrapped(f"Closes {p.closes}."),
         "",
         _wrapped(p.what),
         "",
