@@ -68,7 +68,7 @@ class Settings:
 
 
 def build(out: Path, settings: Settings) -> dict[str, Any]:
-    """Write model and tokenizer into `out`. Returned, and written to built.json: settings, size, accuracy on 300 dev questions."""
+    """Write model and tokenizer into `out`. Returned, and in built.json: settings, size, accuracy on 300 dev questions."""
     import torch
 
     threads = torch.get_num_threads()
@@ -95,7 +95,7 @@ def build(out: Path, settings: Settings) -> dict[str, Any]:
 
 
 def make_tokenizer(vocabulary: int) -> Any:
-    """Byte-level BPE learnt from training problems. Every digit is a token, with the space before it if any; so is a line end."""
+    """Byte-level BPE learnt from training problems. A digit is a token, with the space before it if any; so is a line end."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
