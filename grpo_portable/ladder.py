@@ -16,7 +16,7 @@ from doctor.diagnosis import PATHS
 
 # exit codes of the worker, one a cause (`worker.py` uses them, `classify` reads them)
 EXIT = {"user": 2, "oom": 10, "engine": 11, "nonfinite": 12, "reward": 13, "disk": 14, "interrupted": 130}
-KINDS = ("done", *EXIT, "killed", "hang", "crash")
+KINDS = ("done", *EXIT, "import", "killed", "hang", "crash")
 CPU_PARAMETERS_LIMIT = 500_000_000  # above this the last rung, the CPU, would take weeks and is left out
 
 
@@ -48,6 +48,9 @@ _OOM = re.compile(
     r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|No available memory for the cache blocks", re.I
 )
 _DISK = re.compile(r"No space left on device|Errno 28|Disk quota exceeded", re.I)
+_IMPORT = re.compile(r"^(?:ModuleNotFoundError|ImportError): ", re.M)
+_SIGNAL = re.compile(r"died with <Signals\.(SIG\w+)")  # accelerate's words for a worker ended by a signal
+_ERROR_LINE = re.compile(r"^[\w.]*(?:Error|Exception|Exit|Interrupt)\b(?!.*accelerate|.*Command '\[).*$", re.M)
 _ENGINE = re.compile(
     r"vllm|EngineCore|flashinfer|get_dummy_lora_warmup_rank|align_completion_tool_mask|unsloth|CUDA error|NCCL error",
     re.I,
@@ -57,23 +60,26 @@ _ENGINE = re.compile(
 def classify(returncode: int, failure: Mapping[str, Any], log_tail: str, phase: str, hung: bool = False) -> Ending:
     """The ending of a worker from its exit status, the failure it wrote (may be empty), and the end of its log."""
     phase = str(failure.get("phase") or phase)
-    error = str(failure.get("fact") or _last_line(log_tail) or f"exit status {returncode}")
+    error = str(failure.get("fact") or _error_line(log_tail) or f"exit status {returncode}")
     if hung:
         return Ending("hang", phase, f"no sign of life while {phase or 'starting'}")
     if returncode == 0:
         return Ending("done", phase, "")
+    # accelerate's launcher exits with 1 whatever its worker's code was, so what the worker wrote counts first
     by_code = {code: kind for kind, code in EXIT.items()}
-    if returncode in by_code:
-        return Ending(by_code[returncode], phase, error)
+    told = failure.get("kind") if failure.get("kind") in KINDS else by_code.get(returncode)
+    if told and told != "crash":
+        return Ending(str(told), phase, error)
     if _DISK.search(log_tail):
         return Ending("disk", phase, error)
     if _OOM.search(log_tail):
         return Ending("oom", phase, error)
-    if returncode < 0 or returncode in (128 + 9, 128 + 15, 128 + 11, 128 + 6):
-        number = -returncode if returncode < 0 else returncode - 128
-        return Ending("killed", phase, f"the worker was ended by signal {number}")
-    if _ENGINE.search(log_tail):
+    if signal := _ended_by(returncode, log_tail):
+        return Ending("killed", phase, f"the worker was ended by {signal}")
+    if _ENGINE.search(f"{error}\n{failure.get('traceback_tail') or log_tail}"):
         return Ending("engine", phase, error)
+    if _IMPORT.search(error):
+        return Ending("import", phase, error)
     return Ending("crash", phase, error)
 
 
@@ -81,6 +87,8 @@ def next_step(rung: Rung, ending: Ending, rungs: Sequence[str], group_size: int,
     """The rung to go on with. `rungs`: open paths, best first. `retries`: times this rung was restarted without progress."""
     if ending.kind in ("user", "reward", "disk", "interrupted", "done"):
         return Step(None, f"{ending.kind}: a lower path would not change it")
+    if ending.kind == "import" and not rung.path.endswith("-vllm"):
+        return Step(None, "a package the lower paths need as well cannot be imported")
     if ending.kind == "oom":
         smaller = _smaller(rung, ending.phase, group_size)
         if smaller is not None:
@@ -131,6 +139,15 @@ def _change(old: Rung, new: Rung) -> str:
     return f"rows generated at once {old.rollout_rows} → {new.rollout_rows}"
 
 
-def _last_line(text: str) -> str:
+def _ended_by(returncode: int, log_tail: str) -> str | None:
+    if named := _SIGNAL.search(log_tail):
+        return named[1]
+    number = -returncode if returncode < 0 else returncode - 128
+    return f"signal {number}" if number in (4, 6, 7, 8, 9, 11, 15) else None
+
+
+def _error_line(text: str) -> str:
+    """The last line that names an exception, the launcher's own apart; else the last line."""
+    found = _ERROR_LINE.findall(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+    return (found[-1].strip() if found else lines[-1] if lines else "")[:300]

@@ -8,6 +8,9 @@ TOP = Rung("fp8-vllm", 8, 64)
 OPEN = ("fp8-vllm", "bf16-vllm", "bf16-hf", "qlora-hf", "cpu")
 
 
+LAUNCHER = "subprocess.CalledProcessError: Command '['python', '-m', 'worker']' returned non-zero exit status {}."
+
+
 @pytest.mark.parametrize(
     ("code", "failure", "log", "kind"),
     [
@@ -32,10 +35,26 @@ OPEN = ("fp8-vllm", "bf16-vllm", "bf16-hf", "qlora-hf", "cpu")
         (1, {}, "RuntimeError: CUDA error: no kernel image is available for execution on the device", "engine"),
         (1, {}, "OSError: [Errno 28] No space left on device", "disk"),
         (1, {}, "KeyError: 'x'", "crash"),
+        (1, {}, "ModuleNotFoundError: No module named 'httpx2'\n" + LAUNCHER.format("1"), "import"),
+        (1, {"kind": "oom", "fact": "CUDA out of memory"}, LAUNCHER.format("10"), "oom"),
+        (1, {"kind": "interrupted"}, LAUNCHER.format("130"), "interrupted"),
+        (1, {"kind": "crash", "fact": "KeyError: 'x'"}, "KeyError: 'x'", "crash"),
+        (1, {}, "subprocess.CalledProcessError: Command '['python']' died with <Signals.SIGKILL: 9>.", "killed"),
     ],
 )
 def test_endings(code, failure, log, kind):
     assert classify(code, failure, log, "training").kind == kind
+
+
+def test_the_error_told_is_the_workers_and_not_the_launchers():
+    log = "ModuleNotFoundError: No module named 'httpx2'\nTraceback (most recent call last):\n" + LAUNCHER.format("1")
+    assert classify(1, {}, log, "starting").error == "ModuleNotFoundError: No module named 'httpx2'"
+
+
+def test_a_broken_import_is_not_tried_on_every_rung():
+    ending = Ending("import", "starting", "ModuleNotFoundError: No module named 'httpx2'")
+    assert next_step(Rung("bf16-hf", 8, 64), ending, OPEN, 8, 0).rung is None
+    assert next_step(TOP, ending, OPEN, 8, 0).rung.path == "bf16-vllm"
 
 
 def test_a_hang_is_a_hang_whatever_the_exit_code():
