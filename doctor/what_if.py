@@ -231,8 +231,8 @@ def _assumed(a: WhatIf) -> Iterator[str]:
 
 def _how_wrong(error: float = 2.0) -> str:
     return (
-        f"Estimate, not a measurement: constants from one H200, every answer at full length; expect it to be wrong by up to "
-        f"a factor of {error:g} either way."
+        f"Estimate, not a measurement: some constants are from one H200, the others are assumed, and every answer counts at "
+        f"full length; take it as good to a factor of {error:g} either way."
     )
 
 

@@ -1,4 +1,4 @@
-"""What if: the diagnosis of an assumed machine, its ledger and its step time; against what was measured on one card."""
+"""What if: the diagnosis of an assumed machine, its ledger and its step time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def qwen() -> Shape:
     return shape
 
 
-# Tokens per second of a rollout on one H200: Qwen3-4B's shape, prompt 128, 256 new tokens (shared measurements, 2026-11-29).
+# Tokens per second of a rollout on one H200 (2026-11-29): Qwen3-4B's shape, prompt 128, 256 new tokens. The constants were fitted to
+# these, so this holds the fit and does not validate it.
 @pytest.mark.parametrize(
     ("setting", "measured"),
     [
@@ -39,7 +40,7 @@ def qwen() -> Shape:
         (Setting("nf4", rollout_rows=64, prompt_tokens=128), 558),
     ],
 )
-def test_decode_against_what_was_measured(setting: Setting, measured: float) -> None:
+def test_decode_keeps_to_the_rates_it_was_fitted_to(setting: Setting, measured: float) -> None:
     rows = setting.rollout_rows
     assert rows / decode_step_s(qwen(), setting, find_card("H200")[0], rows) == pytest.approx(measured, rel=0.1)
 
