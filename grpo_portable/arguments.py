@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trl import GRPOConfig
 
+from grpo_portable.errors import RecipeError
 from grpo_portable.recipe import Recipe
 
 CISPO_CLIP = 5.0  # ScaleRL's upper clip, arXiv 2510.13786; TRL would take `epsilon` and scale every gradient by 0.2
@@ -15,6 +16,12 @@ def training_arguments(recipe: Recipe, *, output_dir: Path, dtype: str, cpu: boo
     """The recipe as TRL's arguments. One rollout fills one accumulation window: N = m * A * world."""
     rows = recipe.prompts_per_step * recipe.group_size
     micro_batch = int(recipe.micro_batch)
+    if recipe.prompts_per_step % world or rows % (micro_batch * world):
+        raise RecipeError(
+            f"a step of {recipe.prompts_per_step} questions x {recipe.group_size} cannot be shared by {world} processes",
+            because=f"each needs whole groups and whole micro-batches of {micro_batch}",
+            help="choose prompts_per_step and micro_batch so that processes and micro_batch divide the step",
+        )
     accumulation = rows // (micro_batch * world)
     sequence_level = recipe.loss == "gspo"
     upper_clip = CISPO_CLIP if recipe.loss == "cispo" and recipe.epsilon_high is None else recipe.epsilon_high
@@ -50,6 +57,7 @@ def training_arguments(recipe: Recipe, *, output_dir: Path, dtype: str, cpu: boo
         bf16=dtype == "bfloat16",  # TRL's default is true, also on a CPU
         fp16=dtype == "float16",
         use_cpu=cpu,
+        ddp_find_unused_parameters=False,
         gradient_checkpointing=recipe.gradient_checkpointing is True,  # TRL's default is true
         gradient_checkpointing_kwargs={"use_reentrant": False} if recipe.gradient_checkpointing is True else None,
         report_to=list(recipe.report_to),

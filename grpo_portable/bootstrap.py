@@ -98,6 +98,7 @@ def bootstrap(
         bf16=dtype == "bfloat16",
         fp16=dtype == "float16",
         use_cpu=cpu,
+        ddp_find_unused_parameters=False,
         gradient_checkpointing=recipe.gradient_checkpointing is True,
         gradient_checkpointing_kwargs={"use_reentrant": False} if recipe.gradient_checkpointing is True else None,
         dataset_kwargs={"skip_prepare_dataset": True},

@@ -8,6 +8,7 @@ engine of the run's path. A file is continued where it ends: what is in it is ke
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from grpo_portable.data import Question
 from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling
-from grpo_portable.run import append_line, read_lines
+from grpo_portable.run import append_line, read_lines, write_atomically
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,16 @@ def is_complete(data: Fitted, file: Path, samples: int = 0) -> bool:
     """Whether `file` holds every answer `evaluate` would ask for."""
     known = {(r.get("id"), r.get("sample", 0)) for r in read_lines(file)}
     return all((q.id, k) in known for q in data.questions for k in range(max(1, samples)))
+
+
+def join(data: Fitted, shares: Sequence[Path], file: Path) -> None:
+    """Put the answers that several processes wrote into one file, in the order of the questions."""
+    order = {q.id: i for i, q in enumerate(data.questions)}
+    records = [r for share in shares for r in read_lines(share) if r.get("id") in order]
+    records.sort(key=lambda r: (order[r["id"]], r.get("sample", 0)))
+    write_atomically(file, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
+    for share in shares:
+        share.unlink(missing_ok=True)
 
 
 def answered(question: Question, completion: Completion, prompts: PromptBuilder, style: str) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def save(model: Any, folder: Path, base: str) -> None:
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     if hasattr(model, "peft_config"):
-        model.save_pretrained(str(part), selected_adapters=[ADAPTER_NAME], safe_serialization=True)
+        model.save_pretrained(str(part), selected_adapters=[ADAPTER_NAME], save_embedding_layers=False)
         config = part / "adapter_config.json"
         config.write_text(
             json.dumps({**json.loads(config.read_text(encoding="utf-8")), "base_model_name_or_path": base}, indent=2)
@@ -174,7 +174,7 @@ def save(model: Any, folder: Path, base: str) -> None:
             encoding="utf-8",
         )
     else:
-        model.save_pretrained(str(part), safe_serialization=True)
+        model.save_pretrained(str(part))
     (part / "README.md").unlink(missing_ok=True)  # peft's model card template, empty of facts
     _flush(part)
     shutil.rmtree(old, ignore_errors=True)

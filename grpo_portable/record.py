@@ -6,7 +6,6 @@ Names only: no path, host or user of the machine.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 from grpo_portable import data, policy
 from grpo_portable.engines import PathSettings
 from grpo_portable.metrics import memory_gib
+from grpo_portable.processes import here
 from grpo_portable.prompts import Fitted, PromptBuilder
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import RunFolder, read_lines
@@ -53,7 +53,7 @@ def stage(run: RunFolder, name: str) -> Iterator[None]:
 
 def note(run: RunFolder, **values: Any) -> None:
     """Put values into run.json; of several processes only the first writes."""
-    if int(os.environ.get("RANK", 0)) == 0:
+    if here().is_main:
         run.update_json("run.json", **values)
 
 
@@ -102,7 +102,7 @@ def data_used(run: RunFolder, recipe: Recipe, part: str, loaded: data.Loaded, fi
     }
     note(run, data=known)
     already = {(e.get("kind"), e.get("message")) for e in read_lines(run.events_file)}
-    if loaded.skipped:
+    if loaded.skipped and here().is_main:
         first = "; ".join(f"row {row}: {reason}" for row, reason in loaded.skipped[:3])
         message = f"{len(loaded.skipped)} rows of {name} ({split}) cannot be used and were left out: {first}"
         if ("data", message) not in already:

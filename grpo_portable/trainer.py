@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from transformers import PrinterCallback, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from grpo_portable import checkpoint, metrics, policy
 from grpo_portable.batches import Steps, micro_batches, questions_of
@@ -35,6 +35,7 @@ from grpo_portable.rewards.advantages import group_advantages, total
 from grpo_portable.rewards.faults import FaultCounter, guarded
 from grpo_portable.rollout.protocol import Completion, Resting, Rollout, Sampling
 from grpo_portable.run import RunFolder, append_line
+from grpo_portable.trl_trainer import GRPOTrainer
 
 
 class GrpoTrainer(SamplerCorrection, GRPOTrainer):
@@ -162,7 +163,7 @@ class GrpoTrainer(SamplerCorrection, GRPOTrainer):
             "completion_tokens": tokens / len(rows),
             "truncated": 1 - sum(self._finished) / len(rows),
             "entropy": -log_probability / max(1, tokens),
-            "tokens_per_s": tokens / max(seconds, 1e-9),
+            "tokens_per_s": tokens * self.accelerator.num_processes / max(seconds, 1e-9),
         }
 
     # --- rewards, advantages, micro-batches
@@ -269,8 +270,12 @@ class GrpoTrainer(SamplerCorrection, GRPOTrainer):
     # --- metrics
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self.accelerator.is_main_process:
-            self._write_line(logs)
+        if "loss" in logs:
+            self._loss_sum = self.accelerator.gather(self._loss_sum.unsqueeze(0)).mean()
+            if self.accelerator.is_main_process:
+                self._write_line(logs)
+            self._line, self.gap = {}, Gap()
+            self._loss_sum = torch.zeros_like(self._loss_sum)
         super().log(logs, start_time)
         self.state.log_history.clear()  # metrics.jsonl is the history; this copy would grow in every checkpoint
 
@@ -287,8 +292,6 @@ class GrpoTrainer(SamplerCorrection, GRPOTrainer):
         )
         append_line(self.run.metrics_file, record)
         print(summary(record, self.recipe.steps), flush=True)
-        self._line, self.gap = {}, Gap()
-        self._loss_sum.zero_()
 
     def seconds(self) -> float:
         """Seconds of training so far, those before a resume included."""

@@ -8,11 +8,13 @@ kind that the supervisor decides by, and an exit code of its own.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import traceback
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from grpo_portable.errors import (
 )
 from grpo_portable.guards import StopSignal, require_finite
 from grpo_portable.ladder import EXIT
+from grpo_portable.processes import Processes, here
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Resting, Rollout
 from grpo_portable.run import RunFolder, open_run
@@ -43,6 +46,7 @@ class Session:
     held_out: prompts.Fitted
     engine: Rollout
     stop: StopSignal
+    processes: Processes
 
     @property
     def cpu(self) -> bool:
@@ -114,7 +118,7 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     run.heartbeat("starting the engine")
     engine = open_engine(settings, model, loaded.tokenizer, recipe, run=run)
     record.note(run, engine=engine.name, engine_details=engine.describe() if isinstance(engine, Resting) else None)
-    return Session(run, recipe, settings, device, loaded, model, builder, train, held_out, engine, stop)
+    return Session(run, recipe, settings, device, loaded, model, builder, train, held_out, engine, stop, here())
 
 
 def _load(recipe: Recipe, part: str) -> data.Loaded:
@@ -169,18 +173,31 @@ def evaluate_stage(session: Session, stage: str) -> None:
             def tell(seen: evaluate.Progress, name: str = name) -> None:
                 run.heartbeat(f"evaluating {name}, {seen.done}/{seen.total}")
 
-            seen = evaluate.evaluate(
-                session.engine,
-                session.builder,
-                session.held_out,
-                recipe,
-                run.generations(name),
-                samples=samples,
-                progress=tell,
-            )
+            seen = _ask(session, name, samples, tell)
             print(f"{name}: {seen.correct} of {seen.done} answers are right", flush=True)
         if isinstance(session.engine, Resting):
             session.engine.rest()
+
+
+def _ask(session: Session, name: str, samples: int, tell: Callable[[evaluate.Progress], None]) -> evaluate.Progress:
+    """Evaluate into the stage's file; of several processes each asks its share into a file of its own, then they are joined."""
+    run, processes, held_out = session.run, session.processes, session.held_out
+
+    def asked(data: prompts.Fitted, file: Path) -> evaluate.Progress:
+        return evaluate.evaluate(
+            session.engine, session.builder, data, session.recipe, file, samples=samples, progress=tell
+        )
+
+    if processes.count == 1:
+        return asked(held_out, run.generations(name))
+    shares = [run.generations(f".{name}-{rank}") for rank in range(processes.count)]
+    mine = replace(held_out, questions=processes.share(held_out.questions), prompts=processes.share(held_out.prompts))
+    seen = asked(mine, shares[processes.rank])
+    processes.wait()
+    if processes.is_main:
+        evaluate.join(held_out, shares, run.generations(name))
+    processes.wait()
+    return seen
 
 
 def bootstrap_stage(session: Session) -> None:
@@ -211,7 +228,7 @@ def bootstrap_stage(session: Session) -> None:
             cpu=session.cpu,
             on_step=tell,
         )
-        policy.save(session.model, folder, session.loaded.name)
+        _save(session, folder)
 
 
 def train_stage(session: Session) -> None:
@@ -234,7 +251,7 @@ def train_stage(session: Session) -> None:
                 output_dir=run.path,
                 dtype=session.settings.dtype,
                 cpu=session.cpu,
-                world=int(os.environ.get("WORLD_SIZE", 1)),
+                world=session.processes.count,
             ),
             data=session.train,
             prompts=session.builder,
@@ -250,7 +267,8 @@ def train_stage(session: Session) -> None:
             with stop.deferred():
                 trainer.start(saved)
         except KeyboardInterrupt:
-            trainer.save_now()  # a rollout was dropped; the weights are those of the last whole step
+            if session.processes.is_main:
+                trainer.save_now()  # a rollout was dropped; the weights are those of the last whole step
         if stop.wanted and trainer.state.global_step < recipe.steps:
             raise Interrupted(
                 f"training was interrupted after step {trainer.state.global_step} and saved",
@@ -258,7 +276,13 @@ def train_stage(session: Session) -> None:
             )
         session.model.eval()
         require_finite(policy.trainable(session.model).items(), "the adapter")
-        policy.save(session.model, run.adapter, session.loaded.name)
+        _save(session, run.adapter)
+
+
+def _save(session: Session, folder: Path) -> None:
+    if session.processes.is_main:
+        policy.save(session.model, folder, session.loaded.name)
+    session.processes.wait()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -287,10 +311,12 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl|peft|torch)\..*")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    from transformers.utils import logging
+    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):  # about optional kernels, at every import
+        logging.getLogger(name).setLevel(logging.ERROR)
+    from transformers.utils import logging as transformers_logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
 
 
 def leave(code: int) -> None:

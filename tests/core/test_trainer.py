@@ -518,21 +518,22 @@ def test_stopped_and_resumed_is_the_same_as_uninterrupted(tmp_path: Path, change
     assert metrics(whole) == metrics(resumed)
 
 
-def test_a_stop_in_a_rollout_drops_the_step_and_saves_the_one_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("done", [0, 3])
+def test_a_stop_in_a_rollout_drops_the_step_and_saves_the_one_before(tmp_path: Path, done: int) -> None:
     whole = training.make(tmp_path / "whole", steps=5)
     whole.train()
     made = training.make(tmp_path / "part", steps=5, save_every=100)
     generate, stop = made.engine.generate, made.stop
 
     def interrupted(prompts: Any, n: int, sampling: Any) -> Any:
-        if made.state.global_step == 3:
+        if made.state.global_step == done:
             stop._handle(15, None)
         return generate(prompts, n, sampling)
 
     made.engine.generate = interrupted
     with pytest.raises(KeyboardInterrupt), stop.deferred():
         made.train()
-    assert made.save_now().step == 3
+    assert made.save_now().step == done
     resumed = training.resume(tmp_path / "part", steps=5, save_every=100)
     assert same(training.weights(whole), training.weights(resumed))
     assert metrics(whole) == metrics(resumed)

@@ -352,3 +352,24 @@ def test_through_accelerate_sigterm_saves_first(whole: Path, inputs: Path, tmp_p
     assert made == list(range(1, saved.step + 1))
     ours = [{k: v for k, v in m.items() if k not in CLOCK} for m in read_lines(folder / "metrics.jsonl")][:1]
     assert ours[0]["reward"] == outcome(whole)["metrics"][0]["reward"]
+
+
+def test_two_processes_share_the_work(whole: Path, inputs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run.create(folder, recipe(inputs, bootstrap_epochs=1.0, bootstrap_batch=8, max_completion_tokens=24, steps=3))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "grpo_portable.worker"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(tiny.__file__).parent),
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+    }
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, env=environment, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = outcome(folder)
+    assert [m["step"] for m in made["metrics"]] == [1, 2, 3]
+    assert all(m["grad_norm"] > 0 for m in made["metrics"])
+    assert sorted(made["generations"]) == ["base.jsonl", "bootstrap.jsonl", "tuned.jsonl"]
+    for stage in made["generations"].values():
+        assert [g["id"] for g in stage] == [f"test-{i}" for i in range(1, 9)]
+    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
