@@ -83,7 +83,7 @@ def draw_distinct(split: str, count: int, seed: int = 0) -> list[Problem]:
         problem = draw(split, rng)
         if found.setdefault((problem.template.name, problem.numbers), problem) is problem:
             misses = 0
-        elif (misses := misses + 1) > 2000:
+        elif (misses := misses + 1) > 300:
             raise DataError(
                 f"the {split} split of the arithmetic problems ends before {count} problems", help="ask for fewer"
             )
