@@ -65,7 +65,8 @@ _CAUSES = (
     ),
     _cause(
         "CUDA-NO-DRIVER",
-        r"found no nvidia driver|libcuda\.so(?:\.1)?: cannot open|driver is not loaded|\berror 100\b|no cuda-capable device|"
+        r"found no nvidia driver|libcuda\.so(?:\.1)?: cannot open|driver is not loaded|\berror 100\b|"
+        r"no cuda-capable device|no cuda device|"
         r"couldn't communicate with the nvidia driver|no cuda gpus are available",
         "torch finds no working NVIDIA driver or no device that it may use",
         "CUDA needs the driver's libcuda.so.1 and access to /dev/nvidia*",

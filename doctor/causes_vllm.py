@@ -58,7 +58,7 @@ CAUSES = (
         "vLLM's compiled code needs a newer C library (glibc) than this system has",
         "a wheel built on a newer system asks for its symbols, whatever its tag says (vllm#41103)",
         Help("Use a container or system with a newer glibc: Ubuntu 22.04, Debian 12, RHEL 9 or later", None, "certain"),
-        Help("Or a vLLM release built on an older base", 'pip install "vllm==0.24.0"', "try"),
+        Help("Or a vLLM release built on an older base: wheels from 0.22 on are tagged glibc 2.28", None, "try"),
         wont_help="Reinstalling the same wheel, or copying a newer libc.so.6 into place",
     ),
     _cause(
@@ -68,7 +68,7 @@ CAUSES = (
         r"no attribute 'bool8'|np\.\w+ was removed|numpy.* size changed",
         "numpy is of another generation than what was compiled against it: numpy keeps vLLM from importing",
         "code compiled for numpy 1 does not load under numpy 2 without a rebuild, and the other way round",
-        Help("Install a numpy of the generation that vLLM was built with", 'pip install "numpy<2.4"', "likely"),
+        Help("Install a numpy of the generation that vLLM was built with", 'pip install "numpy<2"', "try"),
         _SET,
     ),
     _cause(
@@ -79,9 +79,7 @@ CAUSES = (
         "vllm is installed without its compiled code",
         "a wheel for another platform, or a source install without a build, leaves a husk (vllm#32738)",
         Help(
-            "Reinstall vLLM from a wheel made for this platform",
-            'pip install --force-reinstall --no-deps "vllm==0.31.0"',
-            "likely",
+            "Reinstall vLLM from a wheel made for this platform", "pip install --force-reinstall --no-deps vllm", "try"
         ),
         _SET,
     ),
@@ -120,6 +118,17 @@ CAUSES = (
         "device ids are parsed as integers; a MIG slice must be named by index (vllm#41848)",
         Help("Name the device by number", "export CUDA_VISIBLE_DEVICES=0", "likely"),
         wont_help="Another gpu_memory_utilization",
+    ),
+    _cause(
+        "VLLM-PTXAS",
+        "any",
+        r"ptxas.*sm_\d+\w?.*(?:not defined|not recognized|unsupported)|"
+        r"sm_\d+a?'? is not a recognized processor|PassManager::run failed",
+        "vLLM's start fails because Triton's own assembler (ptxas) does not know this card",
+        "Triton brings a ptxas of its build time; a card newer than that needs a newer one (triton, TRITON_PTXAS_PATH)",
+        Help("Let Triton use the toolkit's", "export TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas", "likely"),
+        _SET,
+        wont_help="enforce_eager: sampling and LoRA use Triton as well",
     ),
     _cause(
         "VLLM-PTX",

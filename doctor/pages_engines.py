@@ -129,6 +129,15 @@ ENGINES = {
         ),
         "A newer torch or nvcc.",
     ),
+    "VLLM-PTXAS": Page(
+        "Triton's assembler does not know this card",
+        VLLM,
+        "Triton brings a ptxas of the day it was built. On a card that is newer, its kernels cannot be assembled: "
+        "'Value sm_121a is not defined', 'PassManager::run failed'.",
+        "Triton reads TRITON_PTXAS_PATH.",
+        ("`export TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas` with a toolkit that knows the card.", _SET),
+        "enforce_eager.",
+    ),
     "VLLM-MIG": Page(
         "vLLM cannot read a device's UUID",
         VLLM,

@@ -102,7 +102,7 @@ def _warnings(facts: Facts) -> list[Wall]:
         own = [*walls_gpu.warnings(facts), *walls_stack.warnings(facts)]
         return [w for w in own if w.code not in ("STACK-INCOMPLETE",)]
     if walls_gpu.no_card(facts) is not None and not hidden(facts):
-        return list(walls_stack.warnings(facts))
+        return [w for w in walls_stack.warnings(facts) if w.code != "UNSLOTH-IMPORT"]  # it wants a GPU
     return [
         *walls_torch.warnings(facts),
         *walls_vllm.warnings(facts),

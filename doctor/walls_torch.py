@@ -7,7 +7,7 @@ its own text (`doctor.causes_cuda`) only where no rule does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from doctor.causes_cuda import cuda_cause, driver_in_text
 from doctor.diagnosis import GPU_PATHS, PATHS, Help, Wall
@@ -32,12 +32,14 @@ _NO_KERNEL = re.compile(
     r"no kernel image|not compatible with the current PyTorch|invalid device function|NoBinaryForGpu|image is invalid",
     re.IGNORECASE,
 )
+_NO_TORCH = re.compile(r"No module named '?torch'?$")
 _NOT_COMPILED = re.compile(r"not compiled with CUDA|not linked with CUDA|CPU-only", re.IGNORECASE)
 
 
 def torch_absent(facts: Facts) -> Wall | None:
     """The usual first run: nothing installed, so the help is what counts, for torch and for what comes after it."""
-    if not facts.absent("torch"):
+    unseen = facts.version("torch") is None and _NO_TORCH.search(facts.probe("torch_cuda").error or "")
+    if not facts.absent("torch") and not unseen:
         return None
     helps = [
         Help(f"Install the torch build for {_for_what(facts)}", torch_line(facts), "certain"),
@@ -297,8 +299,9 @@ def warnings(facts: Facts) -> Iterator[Wall]:
             ),
             (Help(f"Upgrade the driver to {branch_for(ours) or 'the newest branch'} or newer", None, "likely"),),
         )
-    live, disk = facts.extra.get("torch_live"), facts.version("torch")
-    if isinstance(live, str) and disk and live.partition("+")[0] != disk.partition("+")[0]:
+    loaded, disk = facts.extra.get("loaded"), facts.version("torch")
+    live = loaded.get("torch") if isinstance(loaded, Mapping) else None
+    if isinstance(live, str) and disk and not _same_build(live, disk):
         yield Wall(
             "TORCH-KERNEL",
             (),
@@ -309,3 +312,9 @@ def warnings(facts: Facts) -> Iterator[Wall]:
             ),
             (Help("Restart the kernel or runtime before anything else imports torch", None, "certain"),),
         )
+
+
+def _same_build(one: str, other: str) -> bool:
+    """Equal versions; a build tag that only one of them carries does not count."""
+    (a, _, tag_a), (b, _, tag_b) = one.partition("+"), other.partition("+")
+    return a == b and (tag_a == tag_b or not tag_a or not tag_b)

@@ -233,6 +233,13 @@ _GUILTY = (
 )
 
 
+# import name → name pip knows it by
+_DISTRIBUTIONS = {
+    "pkg_resources": "setuptools", "cv2": "opencv-python-headless", "PIL": "pillow", "yaml": "pyyaml", "google": "protobuf",
+    "sklearn": "scikit-learn", "zmq": "pyzmq",
+}  # fmt: skip
+
+
 def _unknown_failure(facts: Facts, stage: str, said: str, error: str) -> Wall:
     guilty = next((found[1] for pattern in _GUILTY if (found := pattern.search(error))), None)
     named = f" over {guilty}" if guilty and guilty.lower() != "vllm" else ""
