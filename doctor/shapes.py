@@ -141,13 +141,14 @@ def shape_of(model: str | None) -> Shape | None:
         return None
     from doctor.shape_files import shape_from_path
 
-    path = EMBEDDED if model == "embedded" else Path(model).expanduser()
     try:
+        path = EMBEDDED if model == "embedded" else Path(model).expanduser()
         local = path.exists()
-    except (OSError, ValueError):  # a name too long or with a NUL is no path
+    except (OSError, ValueError, RuntimeError):  # too long, with a NUL, or of a user that is not there: no path
         local = False
     if local:
-        return shape_from_path(path, shape_of)
+        found = shape_from_path(path, shape_of)  # a report names the model, not where it lies
+        return found and replace(found, name=model if model == "embedded" else path.resolve().name)
     if model.startswith((".", "/", "~")) or "\\" in model:
         return None
     return _from_name(model)

@@ -6,6 +6,7 @@ The I/O around the pure parts: probing the machine, asking for the hub, printing
 from __future__ import annotations
 
 import importlib.util
+import json
 import shlex
 import sys
 import time
@@ -13,17 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from doctor import memory
 from doctor.diagnosis import Diagnosis, diagnosis_to_json
 from doctor.facts import Facts, facts_to_json
-from doctor.shapes import shape_of
-from grpo_portable import announce, catalogue, reach, supervise
+from grpo_portable import announce, catalogue, planning, reach, supervise
 from grpo_portable import run as run_folder
-from grpo_portable.embedded import model_folder
-from grpo_portable.errors import PathClosed, RecipeError, RunFolderError
-from grpo_portable.recipe import Recipe, load, override
-from grpo_portable.rollout.available import unavailable
-from grpo_portable.settle import Settled, settle
+from grpo_portable.errors import PathClosed, RecipeError, RunFolderError, UsageError
+from grpo_portable.recipe import Recipe, is_template, load, override, with_template
+from grpo_portable.rollout.available import unavailable, unserved
+from grpo_portable.settle import Settled
 
 RUNS = Path("runs")
 TRAINING_STACK = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
@@ -37,12 +35,24 @@ class Prepared:
 
 
 def train(
-    name: str | None, *, auto: bool, overrides: Sequence[str], out: Path | None, dry_run: bool, fallback: bool
+    name: str | None,
+    *,
+    auto: bool,
+    overrides: Sequence[str],
+    out: Path | None,
+    dry_run: bool,
+    fallback: bool,
+    facts_file: str | None = None,
 ) -> None:
-    """Train from a recipe's name or file, or let `--auto` pick one; print the plan, run it, print the verdict."""
-    prepared = prepare(name, auto=auto, overrides=overrides)
-    recipe = prepared.settled.recipe
-    text = announce.plan_text(prepared.settled, prepared.diagnosis, minutes(recipe, prepared.diagnosis))
+    """Train from a recipe's name or file, or let `--auto` pick one; print the plan, run it, print the verdict.
+
+    `facts_file` plans for a saved machine, and only with `dry_run`.
+    """
+    if facts_file and not dry_run:
+        raise UsageError("--facts plans for another machine", help="add --dry-run")
+    prepared = prepare(name, auto=auto, overrides=overrides, facts_file=facts_file)
+    settled, diagnosis = prepared.settled, prepared.diagnosis
+    text = announce.plan_text(settled, diagnosis, planning.minutes(settled, diagnosis))
     print(text, flush=True)
     if dry_run:
         return
@@ -75,10 +85,8 @@ def evaluate(
     finish(folder, fallback=True)
 
 
-def prepare(name: str | None, *, auto: bool, overrides: Sequence[str]) -> Prepared:
-    """Look at the machine, choose or read the recipe, and settle it. Nothing is written."""
-    from doctor import plan, probes
-
+def prepare(name: str | None, *, auto: bool, overrides: Sequence[str], facts_file: str | None = None) -> Prepared:
+    """Look at the machine, or at the facts of a saved one, choose or read the recipe, and settle it. Nothing is written."""
     if name is None and not auto:
         raise RecipeError(
             "no recipe was named", help="`grpo-portable train --auto`, or name one of `grpo-portable recipes`"
@@ -86,52 +94,67 @@ def prepare(name: str | None, *, auto: bool, overrides: Sequence[str]) -> Prepar
     override(Recipe(), overrides)  # a typing mistake is told before the machine is looked at
     file = catalogue.find(name) if name is not None else None
     recipe = load(file, overrides) if file is not None else None
-    facts = probes.probe()
+    facts = saved_facts(facts_file) if facts_file else _probe()
     notes: list[str] = []
     if recipe is None:
         recipe, notes = _auto_recipe(facts, overrides)
         name = notes.pop(0)
-    diagnosis = plan.diagnose(facts, recipe.model, **shape_options(recipe))
-    settled = settle(
-        recipe,
-        diagnosis,
-        auto=auto,
-        can_run=unavailable(recipe),
-        ledger_of=lambda path: ledger_of(recipe, diagnosis, path),
-    )
-    stem = Path(str(name)).stem
-    return Prepared(stem, replace(settled, reasons=(*notes, *settled.reasons)), diagnosis)
+    recipe = with_template(recipe, Path.cwd())
+    known_rewards(recipe)
+    known_template(recipe)
+    can_run = None if facts_file else unavailable(recipe)
+    settled, diagnosis = planning.plan(recipe, facts, auto=auto, can_run=can_run)
+    return Prepared(Path(str(name)).stem, replace(settled, reasons=(*notes, *settled.reasons)), diagnosis)
 
 
-def shape_options(recipe: Recipe) -> dict[str, int]:
-    """What the memory ledger must know of a recipe."""
-    return {
-        "group_size": recipe.group_size,
-        "prompts_per_step": recipe.prompts_per_step,
-        "prompt_tokens": recipe.max_prompt_tokens,
-        "completion_tokens": recipe.max_completion_tokens,
-        "lora_rank": recipe.lora_rank,
-    }
+def recipes(*, plain: bool, as_json: bool, facts_file: str | None) -> str:
+    """The list of recipes as text or JSON, judged for this machine (a look without trials) or a saved one."""
+    from dataclasses import asdict
+
+    from grpo_portable import listing
+
+    if plain:
+        return listing.plain()
+    facts = saved_facts(facts_file) if facts_file else _probe(children=False)
+    rows = listing.rows(facts, unserved if facts_file else unavailable)
+    if as_json:
+        return json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False)
+    return listing.text(rows, listing.machine(facts))
 
 
-def ledger_of(recipe: Recipe, diagnosis: Diagnosis, path: str) -> memory.Settled | None:
-    """What a path needs of the card the doctor chose (`cpu`: of the system), None when the model's shape is not known."""
-    from doctor.plan import card_memory
+def saved_facts(file: str) -> Facts:
+    """The facts that `grpo-doctor --save-facts` wrote; UsageError when the file holds none."""
+    from doctor.facts import FactsError, facts_from_json
 
-    shape = shape_of(str(model_folder()) if recipe.model == "embedded" else recipe.model)
-    if shape is None:
-        return None
-    facts, chosen = diagnosis.facts, diagnosis.plan.gpus
-    card = next((g for g in facts.gpus or () if path != "cpu" and (not chosen or g.index == chosen[0])), None)
-    have = facts.host.ram_gib if path == "cpu" else card_memory(facts, card)[0] if card else None
-    return memory.settle(shape, path, have, **shape_options(recipe))
+    try:
+        return facts_from_json(json.loads(Path(file).read_text(encoding="utf-8")))
+    except (OSError, ValueError, FactsError) as error:
+        raise UsageError(f"facts file `{file}` cannot be read", because=str(error)) from error
 
 
-def minutes(recipe: Recipe, diagnosis: Diagnosis) -> str | None:
-    """An estimate of the run's length as text with its error, None when the machine or the model is not known."""
-    from doctor import speed
+def known_rewards(recipe: Recipe) -> None:
+    """RecipeError for a reward's name that is not known; a reward of one's own is looked for when the run starts."""
+    from grpo_portable import rewards
 
-    return speed.estimate_text(diagnosis, steps=recipe.steps, **shape_options(recipe))
+    for name in recipe.rewards:
+        if ":" not in name and name not in rewards.NAMES:
+            rewards.resolve([name], recipe.answer_style)
+
+
+def known_template(recipe: Recipe) -> None:
+    """RecipeError for a chat template that is no file."""
+    if recipe.chat_template not in ("auto", "none") and not is_template(recipe.chat_template):
+        raise RecipeError(
+            f"chat template `{recipe.chat_template}` cannot be used",
+            because="it is neither Jinja text nor a file in the working directory or beside the recipe",
+            help="`auto`, `none`, or a Jinja file",
+        )
+
+
+def _probe(*, children: bool = True) -> Facts:
+    from doctor import probes
+
+    return probes.probe(children=children)
 
 
 def finish(folder: run_folder.RunFolder, *, fallback: bool) -> None:
@@ -152,7 +175,7 @@ def _auto_recipe(facts: Facts, overrides: Sequence[str]) -> tuple[Recipe, list[s
     hub = reach.hub()
 
     def fits(recipe: Recipe) -> str | None:
-        chosen = plan.diagnose(facts, recipe.model, **shape_options(recipe)).plan.path
+        chosen = plan.diagnose(facts, recipe.model, **planning.sizes(recipe)).plan.path
         return None if chosen not in (None, "cpu") else "no GPU path is open and has room for it"
 
     def obtainable(model: str) -> str | None:
