@@ -54,8 +54,8 @@ def step_estimate(shape: Shape, setting: Setting, card: Card, *, prompts: int = 
     return StepEstimate(rollout, update, total, total / error, total * error, tokens / rollout, error)
 
 
-def estimate_text(diagnosis: Diagnosis, *, steps: int, **sizes: Any) -> str | None:
-    """How long `steps` steps of the plan may take, in words with the error; None where card or model is not known.
+def estimate(diagnosis: Diagnosis, **sizes: Any) -> StepEstimate | None:
+    """Seconds of one step of the plan; None where card or model is not known, and on the CPU.
 
     `sizes` go to `doctor.memory.settle`: group_size, prompts_per_step, prompt_tokens, completion_tokens, lora_rank.
     """
@@ -72,12 +72,20 @@ def estimate_text(diagnosis: Diagnosis, *, steps: int, **sizes: Any) -> str | No
         return None
     setting = settle(shape, str(plan.path), plan.memory.have_gib if plan.memory else None, **sizes).setting
     prompts, group = sizes.get("prompts_per_step", 8), sizes.get("group_size", 8)
-    step = step_estimate(shape, setting, card, prompts=prompts, group_size=group)
-    whole, low, high = (_duration(steps * seconds) for seconds in (step.total_s, step.low_s, step.high_s))
+    return step_estimate(shape, setting, card, prompts=prompts, group_size=group)
+
+
+def estimate_text(diagnosis: Diagnosis, *, steps: int, **sizes: Any) -> str | None:
+    """How long `steps` steps of the plan may take, in words with the error; None as in `estimate`."""
+    step = estimate(diagnosis, **sizes)
+    if step is None:
+        return None
+    whole, low, high = (duration(steps * seconds) for seconds in (step.total_s, step.low_s, step.high_s))
     return f"about {whole}, {_short(step.total_s)} a step (estimate: {low} to {high})"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """`48 s`, `12 min`, `3.1 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

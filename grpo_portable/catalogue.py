@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
+import re
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
-from grpo_portable.errors import RecipeError
+from grpo_portable.errors import RecipeError, RunFolderError
 from grpo_portable.recipe import Recipe, load
 
+PACKAGE = "grpo_portable_recipes"
 EMBEDDED = "arithmetic-embedded"
 BY_SIZE = ("gsm8k-qwen3-4b", "gsm8k-qwen3-1.7b", "gsm8k-qwen3-0.6b")  # `--auto` takes the first that fits a GPU path
 
@@ -23,9 +26,14 @@ class Entry:
 
 
 def folder() -> Path:
-    """Where the recipes lie: `recipes/` beside the package in a checkout, inside the installed package otherwise."""
-    checkout = Path(__file__).resolve().parent.parent / "recipes"
-    return checkout if checkout.is_dir() else Path(str(resources.files("grpo_portable_recipes")))
+    """Where the recipes lie: `recipes/` beside the package in a checkout, the package grpo_portable_recipes when installed."""
+    root = Path(__file__).resolve().parent.parent
+    if (root / "pyproject.toml").is_file() and (root / "recipes").is_dir():
+        return root / "recipes"
+    spec = importlib.util.find_spec(PACKAGE)  # a folder of data without code: its place is all there is to it
+    if spec is None or not spec.submodule_search_locations:
+        raise RecipeError("the recipes are not installed", help="install grpo-portable again, or work from a checkout")
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def entries() -> tuple[Entry, ...]:
@@ -59,6 +67,22 @@ def find(name: str) -> Path:
         f"there is no recipe `{name}`",
         help=f"did you mean `{near[0]}`?" if near else "`grpo-portable recipes` lists them; a file's path works too",
     )
+
+
+def copy_out(name: str, to: Path) -> None:
+    """Write a recipe to a file, and the chat template it names beside it; RunFolderError when the file is there already."""
+    source = find(name)
+    if to.exists():
+        raise RunFolderError(f"`{to}` exists already", help="choose another file")
+    named = re.search(r"(?m)^chat_template:\s*(\S+\.jinja)\s*$", source.read_text(encoding="utf-8"))
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if named and (source.parent / named[1]).is_file():
+            (to.parent / named[1]).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source.parent / named[1], to.parent / named[1])
+        shutil.copyfile(source, to)
+    except OSError as error:
+        raise RunFolderError(f"`{to}` cannot be written", because=error.strerror or str(error)) from error
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,9 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="stop after plan, memory and an estimate of minutes")
     ] = False,
+    facts: Annotated[
+        str | None, typer.Option(metavar="FILE", help="with --dry-run: plan for the machine of this facts file")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out (default: the newest)")] = False,
     no_fallback: Annotated[bool, typer.Option("--no-fallback", help="stop instead of going one path lower")] = False,
 ) -> None:
@@ -55,7 +58,9 @@ def train(
     overrides += [
         f"{key}={value}" for key, value in (("model", model), ("data", data), ("path", path)) if value is not None
     ]
-    launch.train(recipe, auto=auto, overrides=overrides, out=out, dry_run=dry_run, fallback=not no_fallback)
+    launch.train(
+        recipe, auto=auto, overrides=overrides, out=out, dry_run=dry_run, fallback=not no_fallback, facts_file=facts
+    )
 
 
 @app.command("eval")
@@ -120,24 +125,20 @@ def compare(
 def recipes(
     name: Annotated[str | None, typer.Argument(help="show this recipe, or copy it with --copy")] = None,
     copy: Annotated[Path | None, typer.Option("--copy", help="write the recipe to this file")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="names and purposes only; looks at nothing")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="the list as JSON")] = False,
+    facts: Annotated[str | None, typer.Option(metavar="FILE", help="for the machine of this facts file")] = None,
 ) -> None:
-    """List the recipes that come along, show one, or copy one out."""
-    from grpo_portable import catalogue
-    from grpo_portable.errors import RunFolderError
+    """List the recipes with what fits here, on which path and for how long; show one, or copy one out."""
+    from grpo_portable import catalogue, launch
 
     if name is None:
-        width = max(len(entry.name) for entry in catalogue.entries())
-        for entry in catalogue.entries():
-            typer.echo(f"{entry.name:<{width}}  {entry.purpose}")
-        return
-    text = catalogue.find(name).read_text(encoding="utf-8")
-    if copy is None:
-        typer.echo(text, nl=False)
-        return
-    if copy.exists():
-        raise RunFolderError(f"`{copy}` exists already", help="choose another file")
-    copy.write_text(text, encoding="utf-8")
-    typer.echo(f"wrote {copy}; run it with: grpo-portable train {copy}")
+        typer.echo(launch.recipes(plain=plain, as_json=as_json, facts_file=facts))
+    elif copy is None:
+        typer.echo(catalogue.find(name).read_text(encoding="utf-8"), nl=False)
+    else:
+        catalogue.copy_out(name, copy)
+        typer.echo(f"wrote {copy}; run it with: grpo-portable train {copy}")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)

@@ -44,7 +44,8 @@ class Recipe:
     model: str = _f("auto", "hub id, local folder, GGUF file, or `embedded` for the built-in demonstration model")
     path: str = _f("auto", "where the run goes: one of the doctor's paths", ("auto", *PATHS))
     chat_template: str = _f(
-        "auto", "`auto` the tokenizer's own if it has one, `none` plain text, or a path to a Jinja file"
+        "auto",
+        "`auto` the tokenizer's own if it has one, `none` plain text, a Jinja file beside the recipe, or its text",
     )
     system_prompt: str = _f("", "system message put before every question; empty for none")
     prompt_template: str = _f("{question}", "user message; `{question}` stands for the question")
@@ -183,7 +184,28 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Recipe:
         raw = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise RecipeError(f"recipe `{path}` is not YAML", because=" ".join(str(error).split())) from error
-    return override(recipe_from_mapping(raw, f"recipe `{path}`"), overrides)
+    return override(with_template(recipe_from_mapping(raw, f"recipe `{path}`"), path.parent), overrides)
+
+
+def with_template(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe with the text of its chat template in place of the file's name; a name is looked for in `folder`.
+
+    The text makes the recipe complete: it can be carried anywhere. A file that is not there is left as it is.
+    """
+    if recipe.chat_template in ("auto", "none") or is_template(recipe.chat_template):
+        return recipe
+    file = folder / Path(recipe.chat_template).expanduser()
+    if not file.is_file():
+        return recipe
+    try:
+        return replace(recipe, chat_template=file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"chat template `{recipe.chat_template}` cannot be read", because=str(error)) from error
+
+
+def is_template(text: str) -> bool:
+    """Whether a `chat_template` is Jinja text, not a file's name."""
+    return "{{" in text or "{%" in text
 
 
 def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
@@ -211,7 +233,7 @@ def to_yaml(recipe: Recipe, header: str = "") -> str:
     """The complete recipe as YAML, every field written out, in the order of the record."""
     body = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(recipe).items()}
     comment = "".join(f"# {line}\n" for line in header.splitlines())
-    return comment + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=120)
+    return comment + yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def check(recipe: Recipe, origin: str) -> None:
@@ -234,6 +256,16 @@ def check(recipe: Recipe, origin: str) -> None:
             help="choose a divisor of prompts_per_step x group_size, or `auto`",
         )
     combinations.check(recipe, origin)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Safe YAML that writes a text of several lines as a block."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
 
 
 class _Loader(yaml.SafeLoader):
@@ -266,7 +298,7 @@ def _typed(key: str, value: Any, origin: str) -> Any:
     metadata = next(f.metadata for f in fields(Recipe) if f.name == key)
     converted = _convert(field_types()[key], value)
     if converted is _WRONG:
-        raise RecipeError(f"{origin}: `{key}` must be {_describe(field_types()[key])}, not {value!r}")
+        raise RecipeError(f"{origin}: `{key}` must be {describe(field_types()[key])}, not {value!r}")
     if isinstance(converted, str) and metadata["choices"] and converted not in metadata["choices"]:
         near = difflib.get_close_matches(converted, metadata["choices"], n=1)
         raise RecipeError(
@@ -308,9 +340,10 @@ def _convert(kind: Any, value: Any) -> Any:
     return value if isinstance(value, kind) else _WRONG
 
 
-def _describe(kind: Any) -> str:
+def describe(kind: Any) -> str:
+    """A field's type in words: `a whole number`, `text or null`."""
     if get_origin(kind) in (types.UnionType, typing.Union):
-        return " or ".join(_describe(option) for option in get_args(kind))
+        return " or ".join(describe(option) for option in get_args(kind))
     if get_origin(kind) is tuple:
-        return f"a list of {_describe(get_args(kind)[0])} values"
+        return f"a list of {describe(get_args(kind)[0])} values"
     return {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}[kind]

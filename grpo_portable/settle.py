@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from doctor import memory
 from doctor.diagnosis import PATHS, Diagnosis
+from grpo_portable.combinations import FLOAT16_PATHS, float16_refusal
 from grpo_portable.errors import PathClosed, RecipeError
 from grpo_portable.recipe import Recipe, check
 
@@ -46,7 +47,9 @@ def settle(
             raise RecipeError(
                 f"`{open_keys[0]}` is `auto` and nothing may choose it", help=f"add --auto, or --set {open_keys[0]}=..."
             )
-    path, reasons = _path(recipe, diagnosis, can_run)
+    else:
+        _named(recipe)
+    path, reasons = _path(recipe, diagnosis, can_run, ledger_of)
     if recipe.dora and path == "qlora-hf":
         reasons.append(
             "DoRA de-quantises every base weight in every forward pass: expect slow updates on 4-bit weights"
@@ -58,37 +61,89 @@ def settle(
     return Settled(settled, tuple(reasons), ledger)
 
 
-def _path(recipe: Recipe, diagnosis: Diagnosis, can_run: Mapping[str, str | None]) -> tuple[str, list[str]]:
-    if recipe.path != "auto":
-        state = diagnosis.paths.get(recipe.path)
-        if state is not None and not state.open:
-            wall = next((w for w in diagnosis.walls if w.code in state.walls), None)
-            raise PathClosed(
-                f"path {recipe.path} is closed on this machine",
-                because=wall.fact if wall else None,
-                help=_first_help(wall) or f"the best open path is {diagnosis.plan.path}: --path {diagnosis.plan.path}",
+def _named(recipe: Recipe) -> None:
+    """Raise RecipeError when the recipe leaves to the user what `--auto` cannot choose for it."""
+    for key, example in (("model", "Qwen/Qwen3-0.6B"), ("data", "questions.jsonl")):
+        if getattr(recipe, key) == "auto":
+            raise RecipeError(
+                f"the recipe names no {key}", help=f"name one with --{key}, for example --{key} {example}"
             )
-        if can_run.get(recipe.path):
-            raise PathClosed(f"path {recipe.path} cannot run", because=can_run[recipe.path])
-        return recipe.path, [f"path {recipe.path} was asked for"]
-    reasons = list(diagnosis.plan.reasons)
+
+
+def _path(
+    recipe: Recipe,
+    diagnosis: Diagnosis,
+    can_run: Mapping[str, str | None],
+    ledger_of: Callable[[str], memory.Settled | None],
+) -> tuple[str, list[str]]:
+    if recipe.path != "auto":
+        return _asked_for(recipe, diagnosis, can_run), [f"path {recipe.path} was asked for"]
+    reasons, passed = list(diagnosis.plan.reasons), dict[str, str]()
     for path in PATHS:
         state = diagnosis.paths.get(path)
         if state is None or not state.open or state.fits is False:
             continue
-        if can_run.get(path):
-            reasons.append(f"{path} is passed over: {can_run[path]}")
-            continue
-        if recipe.lora_rank == 0 and path in ("qlora-hf", "fp8-vllm"):
-            reasons.append(f"{path} is passed over: quantised weights cannot be trained without an adapter")
-            continue
-        return path, reasons
+        why_not = can_run.get(path) or _unfit(recipe, diagnosis, path)
+        if why_not is None:
+            return path, reasons
+        passed.setdefault(why_not, path)
+        reasons.append(f"{path} is passed over: {why_not}")
+    raise _nothing_left(recipe, diagnosis, passed, ledger_of)
+
+
+def _nothing_left(
+    recipe: Recipe, diagnosis: Diagnosis, passed: Mapping[str, str], ledger_of: Callable[[str], memory.Settled | None]
+) -> PathClosed:
+    """Why no path is left: all are closed, none has room, or the open ones cannot run this recipe.
+
+    `passed`: reason → the first path that it kept from running.
+    """
     wall = diagnosis.walls[0] if diagnosis.walls else None
-    raise PathClosed(
-        "no path is open on this machine" if wall else f"no path has room for {recipe.model}",
-        because=wall.fact if wall else None,
-        help=_first_help(wall) or "`grpo-doctor` shows every wall",
+    if not any(state.open for state in diagnosis.paths.values()):
+        return PathClosed(
+            "no path is open on this machine",
+            because=wall.fact if wall else None,
+            help=_first_help(wall) or "`grpo-doctor` shows every wall",
+        )
+    too_large = [p for p, state in diagnosis.paths.items() if state.open and state.fits is False]
+    needs = [found for p in too_large if (found := ledger_of(p)) is not None and found.fits is False]
+    least = min(needs, key=lambda found: found.need_gib, default=None)
+    gpu_closed = next((w for w in diagnosis.walls if {"bf16-hf", "fp16-hf"} & set(w.closes)), None)
+    because = [least.reason] if least else [gpu_closed.fact] if gpu_closed and set(passed.values()) <= {"cpu"} else []
+    because += [f"{path} is passed over: {why_not}" for why_not, path in passed.items()]
+    return PathClosed(
+        f"no path here can run {recipe.model}",
+        because="; ".join(because) or None,
+        help=(_first_help(gpu_closed) if not least else None)
+        or "`grpo-portable recipes` says what fits here; a smaller model or a lower max_completion_tokens needs less",
     )
+
+
+def _asked_for(recipe: Recipe, diagnosis: Diagnosis, can_run: Mapping[str, str | None]) -> str:
+    """The recipe's own path, refused when it is closed, has no room or cannot run the recipe."""
+    path = recipe.path
+    state = diagnosis.paths.get(path)
+    if state is not None and not state.open:
+        wall = next((w for w in diagnosis.walls if w.code in state.walls), None)
+        best = diagnosis.plan.path
+        raise PathClosed(
+            f"path {path} is closed on this machine",
+            because=wall.fact if wall else None,
+            help=_first_help(wall) or (f"the best open path is {best}: --path {best}" if best else None),
+        )
+    why_not = can_run.get(path) or _unfit(recipe, diagnosis, path)
+    if why_not:
+        raise PathClosed(f"path {path} cannot run", because=why_not)
+    return path
+
+
+def _unfit(recipe: Recipe, diagnosis: Diagnosis, path: str) -> str | None:
+    """Why an open path is none for this recipe."""
+    if recipe.lora_rank == 0 and path in ("qlora-hf", "fp8-vllm"):
+        return "quantised weights cannot be trained without an adapter"
+    state = diagnosis.paths.get("bf16-hf")
+    old_card = path == "qlora-hf" and state is not None and "BF16-HARDWARE" in state.walls
+    return float16_refusal(recipe.model) if path in FLOAT16_PATHS or old_card else None
 
 
 def _sizes(recipe: Recipe, ledger: memory.Settled | None, reasons: list[str]) -> Recipe:
@@ -103,8 +158,10 @@ def _sizes(recipe: Recipe, ledger: memory.Settled | None, reasons: list[str]) ->
         changes["rollout_rows"] = max(1, ledger.rollout_rows if ledger else min(UNKNOWN_ROWS, completions))
     if recipe.gradient_checkpointing == "auto":
         changes["gradient_checkpointing"] = ledger.checkpointing if ledger else recipe.path != "cpu"
-    if recipe.optimizer == "auto":
+    if recipe.optimizer == "auto" or (recipe.optimizer == "adamw_8bit" and recipe.path == "cpu"):
         changes["optimizer"] = "adamw"
+        if recipe.optimizer != "auto":
+            reasons.append("the optimizer keeps 32-bit states: bitsandbytes' 8-bit ones are for GPUs")
     return replace(recipe, **changes)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,107 @@
+"""The recipes beside this machine: does each fit, why or why not, on which path, and for how long? Facts → rows → text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from doctor.facts import Facts
+from doctor.speed import duration
+from grpo_portable import catalogue, planning
+from grpo_portable.errors import GrpoPortableError
+from grpo_portable.recipe import Recipe, load
+
+WIDTH = 96
+STAND_IN = "Qwen/Qwen3-0.6B"  # for recipes that leave the model to the user
+MEASURED = (
+    "Measured:"  # header line of a recipe with the time a report shows for the CPU, for which no estimate is made
+)
+TOO_LONG_S = 3 * 86400  # nobody waits longer than this for a recipe
+
+
+@dataclass(frozen=True)
+class Row:
+    """One recipe here. `why` is the reason for no, or what a yes rests on; `time` is None where nothing is known."""
+
+    name: str
+    purpose: str
+    fits: bool | None  # None: it could not be judged
+    path: str | None
+    time: str | None
+    why: str
+
+
+def rows(facts: Facts, can_run: Callable[[Recipe], dict[str, str | None]]) -> list[Row]:
+    """A row for every recipe that comes along, those that fit first."""
+    found = [row(entry, facts, can_run) for entry in catalogue.entries()]
+    return sorted(found, key=lambda r: (r.fits is False, r.name))
+
+
+def row(entry: catalogue.Entry, facts: Facts, can_run: Callable[[Recipe], dict[str, str | None]]) -> Row:
+    """The row of one recipe; a recipe that cannot be planned is a no with its reason, never an error."""
+    try:
+        recipe = load(entry.file)
+        open_model = recipe.model == "auto"
+        if open_model:
+            recipe = replace(recipe, model=STAND_IN)
+        settled, diagnosis = planning.plan(recipe, facts, auto=True, can_run=can_run(recipe))
+    except GrpoPortableError as error:
+        return Row(entry.name, entry.purpose, False, None, None, (error.because or error.fact).partition("; ")[0])
+    ledger = settled.ledger
+    if ledger is not None and ledger.fits is False:
+        return Row(entry.name, entry.purpose, False, settled.recipe.path, None, ledger.reason)
+    step = planning.step_seconds(settled, diagnosis)
+    time = f"about {duration(step.total_s * recipe.steps)}" if step else _measured(entry, settled.recipe.path)
+    if step and step.low_s * recipe.steps > TOO_LONG_S:
+        return Row(
+            entry.name, entry.purpose, False, settled.recipe.path, time, f"{settled.recipe.path} has room, but {time}"
+        )
+    room = "memory unknown"
+    if ledger is not None:
+        have = f" of {ledger.have_gib:.1f}" if ledger.have_gib is not None else ""
+        room = f"{ledger.need_gib:.1f}{have} GiB"
+    if open_model:
+        room, time = f"with your own --model; {room} for {STAND_IN}", None
+    return Row(entry.name, entry.purpose, True, settled.recipe.path, time, room)
+
+
+def text(found: Iterable[Row], machine: str) -> str:
+    """Two lines a recipe: name, yes or no, path, time; what it is for and why it does not fit."""
+    table = list(found)
+    width = max((len(r.name) for r in table), default=0)
+    lines = [f"fits here? ({machine})", ""]
+    for r in table:
+        answer = {True: "yes", False: "no", None: "?"}[r.fits]
+        told = ", ".join(part for part in (r.path, r.time or "time not known", r.why) if part) if r.fits else r.why
+        lines += textwrap.wrap(
+            f"{r.name:<{width}}  {answer:<3}  {told}", WIDTH, subsequent_indent=" " * (width + 7), drop_whitespace=True
+        )
+        lines += textwrap.wrap(r.purpose, WIDTH, initial_indent="    ", subsequent_indent="    ")
+    lines += ["", "show one: grpo-portable recipes NAME     plan one: grpo-portable train NAME --auto --dry-run"]
+    return "\n".join(lines)
+
+
+def plain() -> str:
+    """Names and purposes alone, for when the machine cannot be looked at."""
+    entries = catalogue.entries()
+    width = max((len(entry.name) for entry in entries), default=0)
+    return "\n".join(f"{entry.name:<{width}}  {entry.purpose}" for entry in entries)
+
+
+def machine(facts: Facts) -> str:
+    """This machine in a few words."""
+    names = [gpu.name or "a GPU" for gpu in facts.gpus or ()]
+    if names:
+        return f"{len(names)} x {names[0]}" if len(names) > 1 else names[0]
+    if facts.gpus is None:
+        return "no GPU was looked for"
+    ram = f", {facts.host.ram_gib:.0f} GiB of memory free" if facts.host.ram_gib is not None else ""
+    return f"no GPU{ram}"
+
+
+def _measured(entry: catalogue.Entry, path: str) -> str | None:
+    if path != "cpu":
+        return None
+    line = next((line for line in catalogue.header(entry.file) if line.startswith(MEASURED)), None)
+    return line.removeprefix(MEASURED).strip().rstrip(".") if line else None

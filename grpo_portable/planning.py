@@ -1,0 +1,105 @@
+"""Recipe + facts → what would run on that machine: diagnosis, settled recipe, memory, minutes.
+
+Pure: the facts may be of this machine or of a saved one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from doctor import memory, speed
+from doctor.diagnosis import PATHS, Diagnosis
+from doctor.facts import Facts
+from doctor.plan import card_memory, diagnose
+from doctor.shapes import Shape, shape_of
+from grpo_portable.embedded import model_folder
+from grpo_portable.ladder import CPU_PARAMETERS_LIMIT
+from grpo_portable.recipe import Recipe
+from grpo_portable.rollout.available import unserved
+from grpo_portable.settle import Settled, settle
+
+
+def plan(
+    recipe: Recipe, facts: Facts, *, auto: bool, can_run: Mapping[str, str | None] | None = None
+) -> tuple[Settled, Diagnosis]:
+    """The settled recipe and the diagnosis it rests on. Raises what `settle` raises.
+
+    `can_run`: what this installation has engines for (`rollout.available.unavailable`); left out for a machine that is not
+    this one, where only what the recipe asks of the engines counts.
+    """
+    diagnosis = diagnose(facts, shape_name(recipe), **sizes(recipe))
+    settled = settle(
+        recipe,
+        diagnosis,
+        auto=auto,
+        can_run={**(can_run or unserved(recipe)), **_not_on_a_cpu(recipe)},
+        ledger_of=lambda path: ledger_of(recipe, diagnosis, path),
+    )
+    return settled, diagnosis
+
+
+def sizes(recipe: Recipe) -> dict[str, Any]:
+    """What the memory ledger must know of a recipe."""
+    return {
+        "group_size": recipe.group_size,
+        "prompts_per_step": recipe.prompts_per_step,
+        "prompt_tokens": recipe.max_prompt_tokens,
+        "completion_tokens": answer_tokens(recipe),
+        "lora_rank": recipe.lora_rank,
+        "dora": recipe.dora,
+        "optimizer": "adamw_8bit" if recipe.optimizer == "adamw_8bit" else "adamw",
+    }
+
+
+def answer_tokens(recipe: Recipe) -> int:
+    """The longest answer: with context_tokens what a prompt of no length would leave."""
+    return min(recipe.max_completion_tokens, recipe.context_tokens or recipe.max_completion_tokens)
+
+
+def shape_name(recipe: Recipe) -> str | None:
+    """The model by the name the doctor knows its shape by."""
+    if recipe.model == "auto":
+        return None
+    return str(model_folder()) if recipe.model == "embedded" else recipe.model
+
+
+def ledger_of(recipe: Recipe, diagnosis: Diagnosis, path: str) -> memory.Settled | None:
+    """What a path needs of the card the doctor chose (`cpu`: of the system), None when the model's shape is not known."""
+    shape = _shape(recipe)
+    if shape is None:
+        return None
+    facts, chosen = diagnosis.facts, diagnosis.plan.gpus
+    card = next((g for g in facts.gpus or () if path != "cpu" and (not chosen or g.index == chosen[0])), None)
+    have = facts.host.ram_gib if path == "cpu" else card_memory(facts, card)[0] if card else None
+    return memory.settle(shape, path, have, **sizes(recipe))
+
+
+def step_seconds(settled: Settled, diagnosis: Diagnosis) -> speed.StepEstimate | None:
+    """Seconds of one step on the path that runs, None when the machine or the model is not known, and on a CPU."""
+    return speed.estimate(_on_path(settled, diagnosis), **sizes(settled.recipe))
+
+
+def minutes(settled: Settled, diagnosis: Diagnosis) -> str | None:
+    """The length of the training as text with its error, None as in `step_seconds`."""
+    recipe = settled.recipe
+    return speed.estimate_text(_on_path(settled, diagnosis), steps=recipe.steps, **sizes(recipe))
+
+
+def _on_path(settled: Settled, diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis with the recipe's path in place of the doctor's choice."""
+    return replace(diagnosis, plan=replace(diagnosis.plan, path=settled.recipe.path))
+
+
+def _shape(recipe: Recipe) -> Shape | None:
+    name = shape_name(recipe)
+    return shape_of(name) if name else None
+
+
+def _not_on_a_cpu(recipe: Recipe) -> dict[str, str | None]:
+    """The CPU is no choice for a model it would train for days or weeks; who wants it says so with `path: cpu`."""
+    shape = _shape(recipe)
+    if recipe.path != "auto" or shape is None or shape.params <= CPU_PARAMETERS_LIMIT:
+        return {}
+    return {PATHS[-1]: f"{shape.params / 1e9:.1f} B parameters would take days to weeks there (--path cpu insists)"}

@@ -1,0 +1,319 @@
+"""Every recipe that comes along plans on every machine of the zoo, introduces itself, and is in the wheel."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from doctor.diagnosis import PATHS
+from doctor.facts import Facts, Gpu, Host, Probe, facts_from_json
+from grpo_portable import catalogue, cli, launch, listing, planning, recipe_page, rewards
+from grpo_portable.errors import PathClosed, RecipeError, RunFolderError, UsageError
+from grpo_portable.recipe import Recipe, load, to_yaml
+from grpo_portable.rollout.available import unserved
+
+ROOT = Path(__file__).resolve().parents[2]
+MACHINES = {
+    file.stem: facts_from_json(json.loads(file.read_text(encoding="utf-8"))["facts"])
+    for file in sorted((ROOT / "tests" / "doctor" / "machines").glob("*.json"))
+}
+NAMES = [entry.name for entry in catalogue.entries()]
+OK = Probe(True, None)
+
+
+def recipe_of(name: str) -> Recipe:
+    recipe = load(catalogue.find(name))
+    return replace(recipe, model=listing.STAND_IN) if recipe.model == "auto" else recipe
+
+
+def test_every_reference_system_and_kind_of_machine_has_a_recipe() -> None:
+    wanted = {"gsm8k-qwen3-4b-qlora", "math-qwen3-8b-fp8", "dapo-llama-3.2-1b-fp8", "dapo-llama-3.2-3b-fp8"}
+    wanted |= {"gsm8k-smollm2-135m", "arithmetic-embedded", "gsm8k-qwen3-1.7b-t4", "gsm8k-qwen3-1.7b-8gb"}
+    wanted |= {"gsm8k-qwen3-8b-24gb", "dapo-qwen3-14b-80gb", "gsm8k-smollm2-135m-cpu"}
+    assert wanted <= set(NAMES)
+    assert len(MACHINES) >= 50
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_plans_or_refuses_with_a_reason_on_every_machine(name: str) -> None:
+    recipe, ran = recipe_of(name), 0
+    for number, (machine, facts) in enumerate(MACHINES.items()):
+        try:
+            settled, diagnosis = planning.plan(recipe, facts, auto=True)
+        except PathClosed as refusal:
+            assert refusal.because and refusal.help, f"{machine}: {refusal.lines()}"
+            continue
+        ran += 1
+        made = settled.recipe
+        left = {
+            key
+            for key in ("path", "model", "data", "eval_data", "micro_batch", "optimizer")
+            if getattr(made, key) == "auto"
+        }
+        assert not left, machine
+        assert diagnosis.paths[made.path].open, machine
+        assert made.prompts_per_step * made.group_size % int(made.micro_batch) == 0
+        minutes = planning.minutes(settled, diagnosis)
+        assert minutes is None or "estimate" in minutes
+        if number % 5 == 0:
+            again, _ = planning.plan(made, facts, auto=False)
+            assert again.recipe == made, f"{machine}: the settled recipe settles to another one"
+    assert ran, "no machine of the zoo can run it"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_names_rewards_that_exist_and_a_readable_template(name: str) -> None:
+    recipe = recipe_of(name)
+    launch.known_rewards(recipe)
+    launch.known_template(recipe)
+    assert all(":" in reward or reward in rewards.NAMES for reward in recipe.rewards)
+    for line in catalogue.find(name).read_text(encoding="utf-8").splitlines():
+        assert len(line) <= 132, line
+
+
+def test_system_a_is_as_published() -> None:
+    a = recipe_of("gsm8k-qwen3-4b-qlora")
+    assert (a.model, a.path, a.lora_rank, a.steps, a.group_size) == ("Qwen/Qwen3-4B", "qlora-hf", 32, 150, 8)
+    assert (a.eval_limit, a.answer_style, a.eval_samples) == (300, "gsm8k_marker", 0)
+    assert dict(zip(a.rewards, a.reward_weights, strict=True)) == {"correctness": 1, "marker_format": 4}
+
+
+def test_system_b_counts_as_published() -> None:
+    from doctor.shapes import shape_of
+
+    b, shape = recipe_of("math-qwen3-8b-fp8"), shape_of("Qwen/Qwen3-8B")
+    assert shape is not None
+    assert shape.adapter_params(b.lora_rank) == 87_293_952
+    assert (b.bootstrap_limit, b.bootstrap_learning_rate, b.bootstrap_batch) == (200, 2e-4, 8)
+    assert (b.steps, b.learning_rate, b.warmup_steps, b.weight_decay) == (100, 5e-6, 10, 0.001)
+    assert (b.max_prompt_tokens, b.max_completion_tokens, b.group_size, b.min_p, b.seed) == (512, 1536, 4, 0.1, 3407)
+    assert (b.max_grad_norm, b.rslora, b.optimizer, b.loss) == (0.1, True, "adamw_8bit", "grpo")
+
+
+def test_system_c_counts_as_published() -> None:
+    from doctor.shapes import shape_of
+
+    c, shape = recipe_of("dapo-llama-3.2-1b-fp8"), shape_of("meta-llama/Llama-3.2-1B-Instruct")
+    assert shape is not None
+    assert shape.adapter_params(c.lora_rank) == 22_544_384
+    assert (c.lora_alpha, c.rslora, c.gradient_checkpointing) == (64, True, True)
+    assert (c.prompt_percentile, c.context_tokens) == (90, 2048)
+    assert "<start_working_out>" in c.chat_template
+    three = recipe_of("dapo-llama-3.2-3b-fp8")
+    assert replace(three, model=c.model) == c
+
+
+# --- planning
+
+
+def card(name: str, capability: str, gib: float, **packages: str) -> Facts:
+    return Facts(
+        host=Host(platform="linux", arch="x86_64", python="3.12", ram_gib=64.0),
+        gpus=(Gpu(0, "nvidia", name, capability, None, gib, gib - 0.4, False, False),),
+        packages={"torch": "2.13.0+cu130", "vllm": "absent", "bitsandbytes": "0.50.2", **packages},
+        probes={"torch_cuda": OK, "bnb_4bit": OK, "fp8_matmul": OK},
+        torch_arch_list=("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"),
+    )
+
+
+def test_a_model_that_overflows_in_float16_is_not_put_on_a_card_without_bfloat16() -> None:
+    gemma = replace(recipe_of("gsm8k-base"), model="google/gemma-3-1b-it")
+    with pytest.raises(PathClosed) as refused:
+        planning.plan(gemma, card("Tesla T4", "7.5", 15.0), auto=True)
+    assert "overflows in float16" in str(refused.value)
+    settled, _ = planning.plan(gemma, card("NVIDIA A10", "8.6", 22.0), auto=True)
+    assert settled.recipe.path == "bf16-hf"
+    qwen = replace(gemma, model="Qwen/Qwen3-1.7B")
+    assert planning.plan(qwen, card("Tesla T4", "7.5", 15.0), auto=True)[0].recipe.path == "fp16-hf"
+
+
+def test_dora_takes_a_path_without_vllm() -> None:
+    facts = MACHINES["ref-h100-complete"]
+    plain = recipe_of("gsm8k-qwen3-4b")
+    assert planning.plan(plain, facts, auto=True)[0].recipe.path.endswith("-vllm")
+    settled, _ = planning.plan(replace(plain, dora=True), facts, auto=True)
+    assert settled.recipe.path.endswith("-hf")
+    assert any("not DoRA" in reason for reason in settled.reasons)
+
+
+def test_a_large_model_goes_to_the_cpu_only_when_told_to() -> None:
+    laptop = Facts(host=Host(platform="linux", ram_gib=64.0), gpus=(), packages={"torch": "2.13.0+cpu"})
+    recipe = recipe_of("gsm8k-qwen3-0.6b")
+    with pytest.raises(PathClosed, match="days to weeks"):
+        planning.plan(recipe, laptop, auto=True)
+    assert planning.plan(replace(recipe, path="cpu"), laptop, auto=True)[0].recipe.path == "cpu"
+
+
+def test_8_bit_states_stay_off_the_cpu() -> None:
+    laptop = Facts(host=Host(platform="linux", ram_gib=64.0), gpus=(), packages={"torch": "2.13.0+cpu"})
+    recipe = replace(recipe_of("gsm8k-smollm2-135m-cpu"), optimizer="adamw_8bit")
+    settled, _ = planning.plan(recipe, laptop, auto=True)
+    assert settled.recipe.optimizer == "adamw"
+    assert any("8-bit" in reason for reason in settled.reasons)
+
+
+def test_a_recipe_without_a_model_asks_for_one() -> None:
+    with pytest.raises(RecipeError) as told:
+        planning.plan(load(catalogue.find("gsm8k-base")), MACHINES["ref-h100-complete"], auto=True)
+    assert "--model" in (told.value.help or "")
+
+
+# --- the list
+
+
+def test_the_list_says_yes_or_no_with_path_time_and_why() -> None:
+    found = {row.name: row for row in listing.rows(card("NVIDIA GeForce RTX 4060 Laptop GPU", "8.9", 8.0), unserved)}
+    assert set(found) == set(NAMES)
+    small, large = found["gsm8k-qwen3-1.7b-8gb"], found["dapo-qwen3-14b-80gb"]
+    assert (small.fits, small.path) == (True, "qlora-hf")
+    assert small.time and small.time.startswith("about ")
+    assert (large.fits, large.path) == (False, None)
+    assert "GiB" in large.why
+    text = listing.text(found.values(), "x")
+    assert all(name in text for name in NAMES)
+    assert max(map(len, text.splitlines())) <= listing.WIDTH
+
+
+def test_the_list_survives_a_machine_nobody_looked_at() -> None:
+    rows = listing.rows(Facts(), unserved)
+    assert len(rows) == len(NAMES)
+    assert all(row.why for row in rows)
+
+
+def test_what_has_room_but_would_take_days_is_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = card("NVIDIA GeForce RTX 4090", "8.9", 24.0)
+    entry = next(e for e in catalogue.entries() if e.name == "gsm8k-qwen3-4b")
+    assert listing.row(entry, facts, unserved).fits
+    monkeypatch.setattr(listing, "TOO_LONG_S", 60)
+    refused = listing.row(entry, facts, unserved)
+    assert refused.fits is False
+    assert "has room, but about" in refused.why
+
+
+def test_listing_is_quick() -> None:
+    began = time.perf_counter()
+    listing.rows(MACHINES["ref-t4-small"], unserved)
+    assert time.perf_counter() - began < 1.5
+
+
+# --- the command line
+
+
+def test_the_commands_list_show_copy_and_plan_for_a_saved_machine(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    facts = tmp_path / "facts.json"
+    raw = json.loads((ROOT / "tests/doctor/machines/ref-t4-small.json").read_text(encoding="utf-8"))
+    facts.write_text(json.dumps(raw["facts"]), encoding="utf-8")
+    listed = run(cli.app, ["recipes", "--json", "--facts", str(facts)])
+    rows = {row["name"]: row for row in json.loads(listed.stdout)}
+    assert rows["gsm8k-qwen3-1.7b-t4"]["fits"] is True
+    assert set(rows["gsm8k-qwen3-1.7b-t4"]) == {"name", "purpose", "fits", "path", "time", "why"}
+    assert "arithmetic-embedded" in run(cli.app, ["recipes", "--plain"]).stdout
+    name = "dapo-llama-3.2-1b-fp8"
+    assert run(cli.app, ["recipes", name]).stdout == catalogue.find(name).read_text(encoding="utf-8")
+    planned = run(cli.app, ["train", name, "--auto", "--dry-run", "--facts", str(facts)])
+    assert planned.exit_code == 0
+    assert "fp16-hf" in planned.stdout
+    assert "Tesla T4" in planned.stdout
+
+
+def test_a_copied_recipe_takes_its_template_along(tmp_path: Path) -> None:
+    name = "dapo-llama-3.2-1b-fp8"
+    catalogue.copy_out(name, tmp_path / "mine.yaml")
+    assert load(tmp_path / "mine.yaml") == load(catalogue.find(name))
+    with pytest.raises(RunFolderError):
+        catalogue.copy_out(name, tmp_path / "mine.yaml")
+
+
+def test_a_recipe_carries_its_template_as_text(tmp_path: Path) -> None:
+    recipe = load(catalogue.find("dapo-llama-3.2-1b-fp8"))
+    (tmp_path / "r.yaml").write_text(to_yaml(recipe), encoding="utf-8")
+    assert load(tmp_path / "r.yaml") == recipe
+    with pytest.raises(RecipeError, match=r"nowhere\.jinja"):
+        launch.known_template(replace(recipe, chat_template="nowhere.jinja"))
+
+
+def test_another_machine_is_only_planned_for() -> None:
+    with pytest.raises(UsageError, match="another machine"):
+        launch.train("gsm8k-base", auto=True, overrides=[], out=None, dry_run=False, fallback=True, facts_file="x")
+    with pytest.raises(UsageError, match="cannot be read"):
+        launch.prepare("gsm8k-base", auto=True, overrides=[], facts_file="/nowhere/facts.json")
+
+
+# --- the page, the wheel
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    assert recipe_page.PAGE.read_text(encoding="utf-8") == recipe_page.page(), (
+        "run: python -m grpo_portable.recipe_page"
+    )
+
+
+def test_the_reference_page_has_every_field_and_recipe() -> None:
+    from dataclasses import fields
+
+    page = recipe_page.page()
+    assert all(f"| `{f.name}`" in page for f in fields(Recipe))
+    assert all(f"[`{name}`]" in page for name in NAMES)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project built from the files that belong to it, and unpacked as an installation would."""
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    told = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if told.returncode:
+        pytest.skip("not a git checkout")
+    for name in filter(None, told.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    code = f"from setuptools import build_meta; print(build_meta.build_wheel({str(built)!r}))"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as packed:
+        packed.extractall(built)
+    return built
+
+
+def test_the_wheel_holds_every_module_and_file(wheel: Path) -> None:
+    for package in ("grpo_portable", "doctor"):
+        ours = {f.relative_to(ROOT) for f in (ROOT / package).rglob("*.py")}
+        assert ours == {f.relative_to(wheel) for f in (wheel / package).rglob("*.py")}
+    assert {f.name for f in (wheel / "grpo_portable_recipes").glob("*.yaml")} == {f"{name}.yaml" for name in NAMES}
+    assert (wheel / "doctor" / "cards.json").is_file()
+    assert (wheel / "grpo_portable" / "embedded" / "model" / "config.json").is_file()
+
+
+def test_recipes_are_found_where_there_is_no_checkout(wheel: Path, tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path[:0] = [{str(wheel)!r}]\n"
+        "from grpo_portable import catalogue, recipe, rollout\n"
+        f"assert catalogue.__file__.startswith({str(wheel)!r}), catalogue.__file__\n"
+        "print(len(catalogue.entries()), len(recipe.load(catalogue.find('dapo-llama-3.2-1b-fp8')).chat_template) > 50)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(len(NAMES)), "True"]
+
+
+def test_every_path_is_some_recipes_path_somewhere() -> None:
+    taken = set()
+    for facts in MACHINES.values():
+        for name in ("gsm8k-qwen3-4b", "gsm8k-qwen3-0.6b", "math-qwen3-8b-fp8", "arithmetic-embedded"):
+            try:
+                taken.add(planning.plan(recipe_of(name), facts, auto=True)[0].recipe.path)
+            except PathClosed:
+                continue
+    assert taken >= set(PATHS) - {"fp8-hf"}
