@@ -82,7 +82,8 @@ SETS: tuple[PackageSet, ...] = (
         driver=(13, 0),
         capability=((7, 5), (12, 9)),
         glibc=(2, 31),
-        evidence="by metadata, not run: resolves on Python 3.11 to 3.14, x86-64 from glibc 2.31 (llguidance has no older wheel), aarch64 with 2.35",
+        evidence="by metadata, not run: resolves on Python 3.11 to 3.14, x86-64 from glibc 2.31 (llguidance has no older "
+        "wheel), aarch64 with 2.35",
         ceilings=_VLLM_CEILINGS,
     ),
     PackageSet(
@@ -113,7 +114,8 @@ SETS: tuple[PackageSet, ...] = (
         driver=(13, 0),
         capability=((7, 5), (12, 9)),
         glibc=(2, 31),
-        evidence="vLLM 0.24.0 with torch 2.11.0 generated on an H200 (driver 580, Python 3.12), training with the set was not tried there; "
+        evidence="vLLM 0.24.0 with torch 2.11.0 generated on an H200 (driver 580, Python 3.12), training with the set was "
+        "not tried there; "
         "resolves on Python 3.11 to 3.13, x86-64 from glibc 2.31, aarch64 with 2.35",
         ceilings=("vLLM 0.24.0 pins torch 2.11.0; the vllm set is the newer one",),
         python_to=(3, 13),

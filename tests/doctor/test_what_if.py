@@ -29,8 +29,8 @@ def qwen() -> Shape:
     return shape
 
 
-# Tokens per second of a rollout on one H200 (2026-11-29): Qwen3-4B's shape, prompt 128, 256 new tokens. The constants were fitted to
-# these, so this holds the fit and does not validate it.
+# Tokens per second of a rollout on one H200 (2026-11-29): Qwen3-4B's shape, prompt 128, 256 new tokens. The constants
+# were fitted to these, so this holds the fit and does not validate it.
 @pytest.mark.parametrize(
     ("setting", "measured"),
     [
@@ -91,13 +91,13 @@ def test_the_set_assumed_for_a_card_raises_no_wall_about_torch(card: Card) -> No
 def test_text_holds_verdict_ledger_time_and_error_in_80_columns() -> None:
     text = one("8x RTX 4090", "Qwen/Qwen3-4B").to_text()
     assert text.startswith("8 x GeForce RTX 4090: Qwen/Qwen3-4B takes fp8-vllm\n")
-    for part in ("Assumed: Linux", "engine copy", "a step (", "factor of 2", "one of the 8 cards"):
-        assert part in text, part
+    for part in ("Assumed: Linux", "engine copy", "a step (", "a factor of 2 either way", "one of the 8 cards"):
+        assert part in " ".join(text.split()), part
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_card_without_a_known_rate_says_a_wider_error() -> None:
-    assert "factor of 3" in one("DGX Spark").to_text()
+    assert "a factor of 3 either way" in " ".join(one("DGX Spark").to_text().split())
 
 
 def test_an_unknown_model_still_gets_a_path() -> None:
@@ -125,7 +125,7 @@ def test_all_is_one_table_fastest_first() -> None:
     assert seconds == sorted(seconds)
     assert all(row.step is None for row in table.rows[len(seconds) :])
     text = table.to_text()
-    assert max(map(len, text.splitlines())) <= 80 and "factor of 2" in text
+    assert max(map(len, text.splitlines())) <= 80 and "a factor of 2 either way" in " ".join(text.split())
     assert len(json.loads(json.dumps(table.to_json()))["cards"]) == len(cards())
 
 
