@@ -2,7 +2,8 @@
 
 Legend: N completions a step, P prompt tokens, T completion tokens, rows = completions generated at once. A decode step reads
 the weights and the rows' KV once, and pays a fixed cost for launching its kernels; prefill and update are limited by
-arithmetic. The constants come from one card (H200): `docs/memory.md` has them beside what they were taken from. Every
+arithmetic. Some constants are fitted to one card (H200), the others are
+assumed; `docs/memory.md` says which. Every
 completion is counted at its full length T, so runs whose answers end early are faster.
 """
 
@@ -17,14 +18,14 @@ from doctor.memory import Setting, kv_bytes_per_token, settle, weight_bytes
 from doctor.shapes import Shape, shape_of
 
 BANDWIDTH_SHARE = 0.85  # of the data sheet's bandwidth, reached by large reads
-PRODUCT_SHARE = 0.45  # of the data sheet's tensor rate, reached by the products of prefill and update
+PRODUCT_SHARE = 0.45  # assumed, of the data sheet's tensor rate, reached by the products of prefill and update
 DECODE_PRODUCT_SHARE = 0.6  # the same for a decode step's few, wide products
 PORTABLE_LAYER_S = 200e-6  # one block's kernels in one decode step inside a CUDA graph
 GENERATE_LAYER_S = 3.1e-3  # the same in transformers' generate, 4-bit weights, adapter not merged, no graph
 VLLM_STEP_S, VLLM_ROW_S = 1.5e-3, 11e-6  # a decode step of vLLM, and what each row adds
-BLOCK_PASS_S = 1.2e-3  # launching one block's forward or backward, peft's adapters included
-SYNC_S = 0.3  # merging the adapter into the copy, or pushing weights to the engine; rewards, optimizer
-ERROR = 2.0  # the truth is expected between the estimate divided and multiplied by this
+BLOCK_PASS_S = 1.2e-3  # assumed: launching one block's forward or backward, peft's adapters included
+SYNC_S = 0.3  # assumed: merging the adapter into the copy, or pushing weights to the engine; rewards, optimizer
+ERROR = 2.0  # a judgement, not a measured spread: the truth is expected between the estimate over and times this
 ERROR_UNKNOWN_RATE = 3.0  # for cards whose arithmetic no data sheet says
 
 
