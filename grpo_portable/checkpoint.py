@@ -1,7 +1,7 @@
 """Checkpoints: everything a training step depends on, written so that a crash leaves the old one or the new one, never a part.
 
     checkpoints/step-000010/   weights.safetensors    what is trained, by parameter name
-                               optimizer.safetensors  the optimizer's tensors, `<parameter>.<name>`
+                               optimizer.safetensors  the optimizer's tensors, `<parameter>/<name>`
                                random.safetensors     torch's, CUDA's and numpy's generator states
                                state.json             step, schedule, the optimizer's numbers, Python's generator, seconds
                                trainer_state.json     the record transformers keeps
@@ -31,6 +31,7 @@ from safetensors.torch import load_file, save_file
 KEPT = 2
 _NAME = re.compile(r"step-(\d{6,})")
 _MANIFEST = "manifest.json"
+_STEP_DOWN = "/"  # between the keys of nested state: 8-bit optimizers keep theirs one level down
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,14 @@ def optimizer_state(checkpoint: Checkpoint) -> dict[str, Any]:
     """The state_dict that was given to `write`."""
     numbers = checkpoint.state()["optimizer"]
     tensors = load_file(checkpoint.folder / "optimizer.safetensors")
-    state: dict[int, dict[str, Any]] = {int(k): dict(v) for k, v in numbers["state"].items()}
+    state = numbers["state"]
     for key, tensor in tensors.items():
-        parameter, _, name = key.partition(".")
-        state.setdefault(int(parameter), {})[name] = tensor
-    return {"state": state, "param_groups": numbers["param_groups"]}
+        *path, name = key.split(_STEP_DOWN)
+        place = state
+        for part in path:
+            place = place.setdefault(part, {})
+        place[name] = tensor
+    return {"state": {int(k): v for k, v in state.items()}, "param_groups": numbers["param_groups"]}
 
 
 def restore_random_states(checkpoint: Checkpoint) -> None:
@@ -136,11 +140,22 @@ def _random_states() -> tuple[Any, dict[str, torch.Tensor]]:
 
 def _split(optimizer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """An optimizer's state_dict as JSON numbers and named tensors."""
-    tensors, numbers = {}, {}
-    for parameter, entries in optimizer["state"].items():
-        numbers[str(parameter)] = {k: v for k, v in entries.items() if not isinstance(v, torch.Tensor)}
-        tensors.update({f"{parameter}.{k}": v.contiguous() for k, v in entries.items() if isinstance(v, torch.Tensor)})
-    return {"state": numbers, "param_groups": optimizer["param_groups"]}, _unshared(tensors)
+    tensors: dict[str, torch.Tensor] = {}
+
+    def numbers_of(place: Mapping[Any, Any], path: str) -> dict[str, Any]:
+        numbers = {}
+        for key, value in place.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{path}{key}"] = value.contiguous()
+            else:
+                deeper = f"{path}{key}{_STEP_DOWN}"
+                numbers[str(key)] = numbers_of(value, deeper) if isinstance(value, Mapping) else value
+        return numbers
+
+    return {
+        "state": numbers_of(optimizer["state"], ""),
+        "param_groups": optimizer["param_groups"],
+    }, _unshared(tensors)
 
 
 def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -44,9 +44,10 @@ def load(source: str, *, dtype: str, quantization: str | None = None, device: to
     """
     location, gguf = _locate(source)
     options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
-    if quantization == "nf4" and gguf is None:
+    if gguf is None and (quantization == "nf4" or torch.device(device).type == "cuda"):
+        options["device_map"] = {"": device}  # read straight onto the card
+    if gguf is None and quantization == "nf4":
         options["quantization_config"] = _nf4(dtype)
-        options["device_map"] = {"": device}
     named = {"gguf_file": gguf} if gguf else {}
     with _model_errors(
         source, Exception

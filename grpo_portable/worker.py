@@ -270,10 +270,7 @@ def train_stage(session: Session) -> None:
             if session.processes.is_main:
                 trainer.save_now()  # a rollout was dropped; the weights are those of the last whole step
         if stop.wanted and trainer.state.global_step < recipe.steps:
-            raise Interrupted(
-                f"training was interrupted after step {trainer.state.global_step} and saved",
-                help=f"go on with: grpo-portable train --resume --out {run.path}",
-            )
+            raise _interrupted(run, f"training was interrupted after step {trainer.state.global_step} and saved")
         session.model.eval()
         require_finite(policy.trainable(session.model).items(), "the adapter")
         _save(session, run.adapter)
@@ -283,6 +280,10 @@ def _save(session: Session, folder: Path) -> None:
     if session.processes.is_main:
         policy.save(session.model, folder, session.loaded.name)
     session.processes.wait()
+
+
+def _interrupted(run: RunFolder, fact: str) -> Interrupted:
+    return Interrupted(fact, help=f"go on with: grpo-portable train --resume --out {run.path}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -295,7 +296,10 @@ def main(arguments: list[str] | None = None) -> int:
     _quiet()
     try:
         with stop.installed():
-            run_stages(run, stop)
+            try:
+                run_stages(run, stop)
+            except KeyboardInterrupt:
+                raise _interrupted(run, "the run was interrupted; what it has made so far is kept") from None
         return 0
     except BaseException as error:  # the process edge: whatever ended the run must reach the supervisor
         kind = failure.write(run, error)

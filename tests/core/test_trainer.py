@@ -487,6 +487,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"num_iterations": 2, "steps": 8},
     {"rslora": True, "dora": True, "lr_schedule": "cosine"},
     {"beta": 0.05, "loss": "gspo", "max_grad_norm": 0.0},
+    {"optimizer": "adamw_8bit"},
 ]
 
 
