@@ -47,6 +47,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2, "intermediate_size": 344, "vocab_size": 300, "max_position_embeddings": 1024,
     },
 }  # fmt: skip
+LONG_S = 15.0  # a rollout longer than this is its own warm-up and measured once
 ENGINES = ("portable", "portable-fp8", "reference", "vllm")
 
 
@@ -125,7 +126,9 @@ def _measure(
             raise UsageError("vLLM is measured with equal lengths only")
         from grpo_portable.rollout.vllm import bench_vllm
 
-        seen = bench_vllm(config, prompts, work.group, work.new_tokens, rows=work.width, repeats=repeats)
+        seen: dict[str, Any] = bench_vllm(
+            config, prompts, work.group, work.new_tokens, rows=work.width, repeats=repeats
+        )
         return _result(engine, tokens, seen, ["no adapter"])
     policy, notes = _policy(config, work, where, dtype)
     _settle(where, reset=True)
@@ -134,9 +137,9 @@ def _measure(
     once = _timer(rollout, prompts, work, where)
     once(1)
     seen = {"ready_s": time.perf_counter() - start}
-    once(None)
+    warm = once(None)
     seen["first_token_s"] = once(1)
-    seen["seconds"] = [once(None) for _ in range(repeats)]
+    seen["seconds"] = [once(None) for _ in range(repeats)] if warm < LONG_S else [warm]
     notes += _notes(rollout)
     peak = _peak_gib(where)
     rollout.close()

@@ -93,6 +93,39 @@ def _flash_decode(q, keys, values, where: Reach, shape: Shape, window: int | Non
     )[0]
 
 
+def flash_prompts(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    packed: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    length: int,
+    shape: Shape,
+    layer: int,
+) -> torch.Tensor:
+    """Causal attention [N, H, D] of prompts of `length` tokens, q [N, H, D], whose keys and values lie in the cache already.
+
+    `packed`: where each prompt ends in q and begins in the cache, [B + 1] int32 both, and its keys [B] int32.
+    """
+    ends, begins, used = packed
+    flat, window = (-1, shape.kv_heads, shape.head_dim), shape.windows[layer]
+    return torch.ops.aten._flash_attention_forward(
+        q,
+        keys.view(flat),
+        values.view(flat),
+        ends,
+        begins,
+        length,
+        length,
+        0.0,
+        True,
+        False,
+        scale=shape.scaling,
+        window_size_left=None if window is None else window - 1,
+        window_size_right=None if window is None else 0,
+        seqused_k=used,
+    )[0]
+
+
 def prefill(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: Shape, window: int | None) -> torch.Tensor:
     """Causal attention of right-padded prompts: q [B, P, H, D], k and v [B, P, K, D] → [B, P, H * D].
 

@@ -65,7 +65,7 @@ class Decoder:
         weights: Weights,
         prompts: Sequence[Sequence[int]],
         copies: Sequence[Sequence[int]],
-        limits: Sequence[int],
+        limits: np.ndarray,
         noise: np.ndarray,
     ) -> None:
         """Give prompt b to the rows in `copies[b]`; `limits` and `noise` [rows in all, completion tokens] follow that order.
@@ -78,13 +78,16 @@ class Decoder:
             if width > 0:
                 padded = [list(p[:-1]) + [p[0]] * (width - len(p) + 1) for p in prompts[first:last]]
                 tokens = torch.tensor(padded, device=self.device)
-                forward.prefill(weights, self.tables, self.cache, tokens, copies[first:last], self.run)
+                groups = copies[first:last]
+                forward.prefill(weights, self.tables, self.cache, tokens, [group[0] for group in groups], self.run)
+                pairs = [(group[0], row) for group in groups for row in group[1:]]
+                self.cache.copy([source for source, _ in pairs], [row for _, row in pairs], width)
         rows = torch.tensor([row for group in copies for row in group], device=self.device)
         start = np.array([len(p) - 1 for p, group in zip(prompts, copies, strict=True) for _ in group])
         last_token = [p[-1] for p, group in zip(prompts, copies, strict=True) for _ in group]
         self.tokens[rows] = torch.tensor(last_token, device=self.device)
         self.lengths[rows] = torch.from_numpy(start).to(self.device)
-        self.limits[rows] = torch.from_numpy(start + np.asarray(limits)).to(self.device)
+        self.limits[rows] = torch.from_numpy(start + limits).to(self.device)
         self.alive[rows] = True
         at = np.minimum(start[:, None] + np.arange(noise.shape[1])[None], self.capacity - 1)
         self.noise[rows[:, None], torch.from_numpy(at).to(self.device)] = torch.from_numpy(noise).to(self.device)
@@ -117,13 +120,14 @@ class Decoder:
 
     def move(self, moves: Sequence[tuple[int, int]], longest: int) -> None:
         """Copy rows (from, to) with all they hold."""
-        sources, targets = (torch.tensor(side, device=self.device) for side in zip(*moves, strict=True))
-        self.cache.move(sources, targets, min(self.capacity, longest))
+        sources, targets = zip(*moves, strict=True)
+        self.cache.copy(sources, targets, min(self.capacity, longest))
+        into, source = torch.tensor(targets, device=self.device), torch.tensor(sources, device=self.device)
         held = [self.tokens, self.lengths, self.limits, self.alive, self.noise] + (
             [] if self.seen is None else [self.seen]
         )
         for tensor in held:
-            tensor[targets] = tensor[sources]
+            tensor[into] = tensor[source]
 
     def stop(self, rows: Sequence[int]) -> None:
         """End rows from outside: their stop string has come."""

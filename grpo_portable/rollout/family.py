@@ -159,12 +159,19 @@ def _shape(config: Any, kind: str, vocab: int, layers: int) -> Shape:
         activation=_activation(config),
         norm_offset=1.0 if gemma else 0.0,
         embed_scale=config.hidden_size**0.5 if gemma else 1.0,
-        attn_softcap=getattr(config, "attn_logit_softcapping", None),
+        attn_softcap=_softcap(config),
         logit_softcap=getattr(config, "final_logit_softcapping", None),
         windows=tuple(config.sliding_window if t == "sliding_attention" else None for t in types),
         rotary=_rotary_names(config, types),
         context=config.max_position_embeddings,
     )
+
+
+def _softcap(config: Any) -> float | None:
+    """The cap on attention scores. Where the policy runs through sdpa its own forward leaves the cap out (transformers before
+    5.24 lets Gemma 2 do so), and a rollout must sample from the policy that is trained."""
+    cap = getattr(config, "attn_logit_softcapping", None)
+    return None if getattr(config, "_attn_implementation", None) == "sdpa" else cap
 
 
 def _types_of_old_configs(config: Any, kind: str, layers: int) -> list[str]:

@@ -66,6 +66,30 @@ class Plain:
         cache.values[index].view(-1, self.shape.kv_heads, self.shape.head_dim).index_copy_(0, slots, v)
         return x, q
 
+    def ready_for_prompts(self, tables: Tables, cache: Cache, rows: Sequence[int], length: int) -> Any:
+        """What every layer of a prefill needs: prompts of `length` tokens, one a row of `rows`."""
+        device, batch = cache.all.device, len(rows)
+        turns = {
+            name: (cos[:length].repeat(batch, 1), sin[:length].repeat(batch, 1)) for name, (cos, sin) in tables.items()
+        }
+        return cache, torch.tensor(rows, device=device), turns
+
+    def prompt(
+        self, x: torch.Tensor, pending: Any, layer: Layer, index: int, ready: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One layer's attention [B * P, H * D] over whole prompts, whose keys and values go to the cache; None from the last
+        layer, whose output nothing reads."""
+        cache, rows, turns = ready
+        shape, batch = self.shape, rows.shape[0]
+        x, h = self.normed(x, pending, layer.norm_in)
+        q, k, v = (t.reshape(batch, -1, *t.shape[1:]) for t in heads(h, layer, shape, *turns[shape.rotary[index]]))
+        length = k.shape[1]
+        cache.keys[index][:, :length].index_copy_(0, rows, k)
+        cache.values[index][:, :length].index_copy_(0, rows, v)
+        if index + 1 == shape.layers:
+            return x, None
+        return x, attention.prefill(q, k, v, shape, shape.windows[index]).view(x.shape[0], -1)
+
     def attend(self, q: torch.Tensor, index: int, ready: Any) -> torch.Tensor:
         """Attention outputs [N, H * D]."""
         cache, _, _, reach = ready
@@ -98,27 +122,18 @@ def step(weights: Weights, tables: Tables, cache: Cache, tokens: torch.Tensor, r
 
 
 def prefill(
-    weights: Weights, tables: Tables, cache: Cache, tokens: torch.Tensor, copies: Sequence[Sequence[int]], run: Plain
+    weights: Weights, tables: Tables, cache: Cache, tokens: torch.Tensor, rows: Sequence[int], run: Plain
 ) -> None:
-    """Run prompts [B, P], padded to the right, and write the keys and values of prompt b to every row in `copies[b]`.
+    """Run prompts [B, P], padded to the right, and leave their keys and values in `rows`, one a prompt.
 
     Positions past a prompt's end receive the padding's keys; each is overwritten before its row's length reaches it.
     """
-    (batch, length), shape = tokens.shape, run.shape
-    into, source = cache.targets(copies)
-    turns = {
-        name: (cos[:length].repeat(batch, 1), sin[:length].repeat(batch, 1)) for name, (cos, sin) in tables.items()
-    }
-    x, pending = embedded(weights, shape, tokens.reshape(-1)), None
+    ready = run.ready_for_prompts(tables, cache, rows, tokens.shape[1])
+    x, pending = embedded(weights, run.shape, tokens.reshape(-1)), None
     for index, layer in enumerate(weights.layers):
-        x, h = run.normed(x, pending, layer.norm_in)
-        q, k, v = heads(h, layer, shape, *turns[shape.rotary[index]])
-        q, k, v = (t.reshape(batch, length, -1, shape.head_dim) for t in (q, k, v))
-        cache.write(index, into, k[source], v[source])
-        if index + 1 == len(weights.layers):
-            return  # nothing reads the last layer's output: the first completion token is drawn by the first step
-        out = attention.prefill(q, k, v, shape, shape.windows[index])
-        x, pending = run.after(x, out.view(batch * length, -1), layer)
+        x, out = run.prompt(x, pending, layer, index, ready)
+        if out is not None:
+            x, pending = run.after(x, out, layer)
 
 
 def heads(h: torch.Tensor, layer: Layer, shape: Shape, cos: torch.Tensor, sin: torch.Tensor):

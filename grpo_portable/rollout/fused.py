@@ -8,19 +8,21 @@ Products whose scales are still to be multiplied in are carried as `Scaled`, so 
 from __future__ import annotations
 
 import importlib.util
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from grpo_portable.rollout import fp8, sampler
+from grpo_portable.rollout import attention, fp8, sampler
 from grpo_portable.rollout.family import Shape
 from grpo_portable.rollout.forward import Plain, Rows, Tables, product
 from grpo_portable.rollout.kv import Cache
 from grpo_portable.rollout.weights import Dense, Layer
 
 CHUNK = 1024  # logits one program of the sampler reads
-KEYS = 64  # keys one turn of the attention's loop reads
+KEYS = 32  # keys one turn of the attention's loop reads: small turns, four of them in flight, were fastest on an H200
 
 
 class Scaled(NamedTuple):
@@ -50,7 +52,32 @@ class Fused(Plain):
         self.processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
     def ready(self, tables: Tables, cache: Cache, rows: Rows) -> Any:
-        return tables, cache, rows
+        slots = torch.arange(rows.lengths.shape[0], device=rows.lengths.device) * cache.capacity + rows.lengths
+        return tables, cache, rows, slots
+
+    def ready_for_prompts(self, tables: Tables, cache: Cache, rows: Sequence[int], length: int) -> Any:
+        device, batch = cache.all.device, len(rows)
+        positions = torch.arange(length, device=device).repeat(batch)
+        starts = torch.tensor([row * cache.capacity for row in rows], device=device)
+        slots = positions + starts.repeat_interleave(length)
+        ends = torch.arange(batch + 1, device=device, dtype=torch.int32) * length
+        begins = F.pad(starts, (0, 1)).to(torch.int32)
+        used = torch.full((batch,), length, device=device, dtype=torch.int32)
+        return tables, cache, positions, slots, (ends, begins, used), length
+
+    def prompt(
+        self, x: torch.Tensor, pending: Any, layer: Layer, index: int, ready: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        tables, cache, positions, slots, packed, length = ready
+        if cache.kind != "flash":
+            rows = slots[::length] // cache.capacity
+            turns = {name: (cos[positions], sin[positions]) for name, (cos, sin) in tables.items()}
+            return super().prompt(x, pending, layer, index, (cache, rows, turns))
+        x, q = self._heads(x, pending, layer, index, tables, cache, positions, slots)
+        if index + 1 == self.shape.layers:
+            return x, None
+        out = attention.flash_prompts(q, cache.keys[index], cache.values[index], packed, length, self.shape, index)
+        return x, out.view(x.shape[0], -1)
 
     def normed(self, x: torch.Tensor, pending: Any, factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, h = self._normed(x, pending, factors, narrow=False)
@@ -60,22 +87,11 @@ class Fused(Plain):
     def before(
         self, x: torch.Tensor, pending: Any, layer: Layer, index: int, ready: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        tables, cache, rows = ready
-        shape, count = self.shape, x.shape[0]
-        x, h = self._normed(x, pending, layer.norm_in, narrow=layer.qkv[0].scale is not None)
-        qkv = self._product(h, layer.qkv)
-        cos, sin = tables[shape.rotary[index]]
-        q = torch.empty(count, shape.heads, shape.head_dim, dtype=x.dtype, device=x.device)
-        self.kernels.heads_kernel[(count, shape.heads + 2 * shape.kv_heads)](
-            qkv.value, qkv.rows, qkv.columns, qkv.bias, layer.norm_q, layer.norm_k, cos, sin, rows.lengths,
-            q, cache.keys[index], cache.values[index], cache.capacity, shape.eps,
-            H=shape.heads, K=shape.kv_heads, D=shape.head_dim, BLOCK=_power(shape.head_dim), ROTATED=cos.shape[-1],
-            NORMS=layer.norm_q is not None, SCALED=qkv.rows is not None, BIAS=qkv.bias is not None, num_warps=1,
-        )  # fmt: skip
-        return x, q
+        tables, cache, rows, slots = ready
+        return self._heads(x, pending, layer, index, tables, cache, rows.lengths, slots)
 
     def attend(self, q: torch.Tensor, index: int, ready: Any) -> torch.Tensor:
-        _, cache, rows = ready
+        _, cache, rows, _ = ready
         shape, count, window = self.shape, q.shape[0], self.shape.windows[index]
         splits = self.splits(count, cache.capacity)
         out = torch.empty(count, shape.heads * shape.head_dim, dtype=q.dtype, device=q.device)
@@ -92,8 +108,7 @@ class Fused(Plain):
         self.kernels.attend_kernel[(count, shape.kv_heads, splits)](
             q, cache.keys[index], cache.values[index], rows.lengths, rows.leaders, rows.shared, out, part, high, total,
             cache.capacity, shape.scaling, shape.attn_softcap or 1.0, window or 0, K=shape.kv_heads, **sizes,
-            BLOCK=KEYS if shape.head_dim <= 128 else KEYS // 2, SPLITS=splits,
-            SOFTCAP=bool(shape.attn_softcap), WINDOW=window is not None, num_warps=4, num_stages=2,
+            BLOCK=KEYS, SPLITS=splits, SOFTCAP=bool(shape.attn_softcap), WINDOW=window is not None, num_warps=2, num_stages=4,
         )  # fmt: skip
         if splits > 1:
             self.kernels.join_kernel[(count * shape.kv_heads,)](
@@ -136,9 +151,36 @@ class Fused(Plain):
         return tokens, logprobs
 
     def splits(self, rows: int, capacity: int) -> int:
-        """Programs that share one row's keys: enough to fill the card twice, each with at least 128 keys."""
+        """Programs that share one row's keys: enough to fill the card twice, each with at least 256 keys."""
         wanted = 2 * self.processors // (rows * self.shape.kv_heads)
-        return max(1, min(8, 1 << max(0, wanted.bit_length() - 1), capacity // 128))
+        return max(1, min(8, 1 << max(0, wanted.bit_length() - 1), capacity // 256))
+
+    def _heads(
+        self,
+        x: torch.Tensor,
+        pending: Any,
+        layer: Layer,
+        index: int,
+        tables: Tables,
+        cache: Cache,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual, and the queries [N, H, D] of tokens at `positions`; keys and values go to `slots` of the cache."""
+        shape, count = self.shape, x.shape[0]
+        x, h = self._normed(x, pending, layer.norm_in, narrow=layer.qkv[0].scale is not None)
+        qkv = self._product(h, layer.qkv)
+        cos, sin = tables[shape.rotary[index]]
+        q = torch.empty(count, shape.heads, shape.head_dim, dtype=x.dtype, device=x.device)
+        together = math.gcd(shape.heads, shape.kv_heads, 8)
+        self.kernels.heads_kernel[(count, (shape.heads + 2 * shape.kv_heads) // together)](
+            qkv.value, qkv.rows, qkv.columns, qkv.bias, layer.norm_q, layer.norm_k, cos, sin, positions, slots,
+            q, cache.keys[index], cache.values[index], shape.eps,
+            H=shape.heads, K=shape.kv_heads, D=shape.head_dim, HEADS=together, BLOCK=_power(shape.head_dim),
+            ROTATED=cos.shape[-1], NORMS=layer.norm_q is not None, SCALED=qkv.rows is not None, BIAS=qkv.bias is not None,
+            num_warps=4 if together == 8 else 1,
+        )  # fmt: skip
+        return x, q
 
     def _normed(
         self, x: torch.Tensor, pending: Any, factors: torch.Tensor, *, narrow: bool
@@ -236,8 +278,8 @@ def _difference(fused: Plain, plain: Plain, layer: Layer, device: torch.device, 
         ready = run.ready(tables, cache, Rows(lengths, alone, torch.zeros_like(alone), capacity))
         summed, q = run.before(x, y, layer, 0, ready)
         out = run.attend(q, 0, ready)
-        total, h = run.normed(*run.after(summed, out, layer), layer.norm_in)
-        logits = F.pad(h.float(), (0, 3 * CHUNK), value=-2.0).to(dtype)
+        total = run.normed(*run.after(summed, out, layer), layer.norm_in)[0]
+        logits = F.pad(x.float(), (0, 3 * CHUNK), value=-2.0).to(dtype)
         noise = torch.linspace(0.01, 0.99, rows, device=device, dtype=torch.float64)
         _, logprobs = run.draw(logits, noise, sampler.Drawing(0.8, 1.0, 0, 0.0, 1.0), None)
         seen.append([q, out, total, cache.keys[0], cache.values[0], logprobs])

@@ -43,45 +43,45 @@ def add_norm_kernel(
 
 @triton.jit
 def heads_kernel(
-    qkv, row_scale, column_scale, bias, norm_q, norm_k, cos, sin, lengths, q, keys, values, capacity, eps,
-    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ROTATED: tl.constexpr,
+    qkv, row_scale, column_scale, bias, norm_q, norm_k, cos, sin, positions, slots, q, keys, values, eps,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, ROTATED: tl.constexpr,
     NORMS: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: scale, norm, rotate; a query goes to `q`, a key or a value to its place in the cache."""
+    """HEADS heads of one row: scale, norm, rotate; queries go to `q`, keys and values to their slot of the cache."""
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    inside = at < D
+    head = tl.program_id(1) * HEADS
+    at = tl.arange(0, BLOCK)[None, :]
+    lane = (head + tl.arange(0, HEADS))[:, None] * D
+    inside = (at < D) & (lane >= 0)
     half: tl.constexpr = ROTATED // 2
     other = tl.where(at < half, at + half, tl.where(at < ROTATED, at - half, at))
-    start = row * (H + 2 * K) * D + head * D
+    start = row * (H + 2 * K) * D + lane
     value = tl.load(qkv + start + at, mask=inside, other=0.0).to(tl.float32)
     partner = tl.load(qkv + start + other, mask=inside, other=0.0).to(tl.float32)
     if SCALED:
         scale = tl.load(row_scale + row)
-        value = value * scale * tl.load(column_scale + head * D + at, mask=inside, other=0.0)
-        partner = partner * scale * tl.load(column_scale + head * D + other, mask=inside, other=0.0)
+        value = value * scale * tl.load(column_scale + lane + at, mask=inside, other=0.0)
+        partner = partner * scale * tl.load(column_scale + lane + other, mask=inside, other=0.0)
         if BIAS:
-            value += tl.load(bias + head * D + at, mask=inside, other=0.0).to(tl.float32)
-            partner += tl.load(bias + head * D + other, mask=inside, other=0.0).to(tl.float32)
-    position = tl.load(lengths + row)
+            value += tl.load(bias + lane + at, mask=inside, other=0.0).to(tl.float32)
+            partner += tl.load(bias + lane + other, mask=inside, other=0.0).to(tl.float32)
     if head < H + K:
         if NORMS:
             factor = norm_q if head < H else norm_k
-            spread = tl.rsqrt(tl.sum(value * value) / D + eps)
-            value = value * spread * tl.load(factor + at, mask=inside, other=0.0).to(tl.float32)
-            partner = partner * spread * tl.load(factor + other, mask=inside, other=0.0).to(tl.float32)
-        turn = at < ROTATED
-        c = tl.load(cos + position * ROTATED + at, mask=turn, other=1.0).to(tl.float32)
-        s = tl.load(sin + position * ROTATED + at, mask=turn, other=0.0).to(tl.float32)
+            spread = tl.rsqrt(tl.sum(value * value, 1) / D + eps)[:, None]
+            value = value * spread * tl.load(factor + at, mask=at < D, other=0.0).to(tl.float32)
+            partner = partner * spread * tl.load(factor + other, mask=at < D, other=0.0).to(tl.float32)
+        position = tl.load(positions + row)
+        c = tl.load(cos + position * ROTATED + at, mask=at < ROTATED, other=1.0).to(tl.float32)
+        s = tl.load(sin + position * ROTATED + at, mask=at < ROTATED, other=0.0).to(tl.float32)
         value = value * c + partner * s
-    place = row * capacity + position
+    slot = tl.load(slots + row)
     if head < H:
-        tl.store(q + (row * H + head) * D + at, value.to(q.dtype.element_ty), mask=inside)
+        tl.store(q + row * H * D + lane + at, value.to(q.dtype.element_ty), mask=inside)
     elif head < H + K:
-        tl.store(keys + (place * K + head - H) * D + at, value.to(keys.dtype.element_ty), mask=inside)
+        tl.store(keys + slot * K * D + lane - H * D + at, value.to(keys.dtype.element_ty), mask=inside)
     else:
-        tl.store(values + (place * K + head - H - K) * D + at, value.to(values.dtype.element_ty), mask=inside)
+        tl.store(values + slot * K * D + lane - (H + K) * D + at, value.to(values.dtype.element_ty), mask=inside)
 
 
 @triton.jit

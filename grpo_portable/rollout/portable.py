@@ -109,21 +109,21 @@ class PortableRollout:
     def _turn(self, decoder: Decoder, weights: Any, schedule: Schedule, run: _Run) -> None:
         """Admit, run a few steps, take the finished out, close the gaps."""
         if admitted := schedule.admit():
-            requests = [request for part, _ in admitted for request in part.requests]
+            wanted = [request for part, _ in admitted for request in part.requests]
             decoder.admit(
                 weights,
                 [run.prompts[part.prompt] for part, _ in admitted],
                 [rows for _, rows in admitted],
-                [run.room[request] for request in requests],
-                uniform(run.seed, requests, max(run.room[request] for request in requests)),
+                run.room[wanted],
+                uniform(run.seed, wanted, int(run.room[wanted].max())),
             )
-        leaders = schedule.leaders(run.n)
-        decoder.share(leaders, [run.prefix(schedule.owner[row]) for row in range(schedule.capacity)])
-        rows = schedule.bucket(self.buckets)
-        steps = min(self._look_every, max(run.left(schedule.owner[row]) for row in schedule.live))
-        longest = max(run.keys(schedule.owner[row]) for row in schedule.live)
-        tokens, logprobs = decoder.advance(weights, rows, steps, longest, run.drawing)
-        finished, cut = run.take(schedule, tokens, logprobs)
+        live = schedule.live
+        requests = [request for request in schedule.owner if request is not None]
+        decoder.share(schedule.leaders(run.n), [0 if r is None else int(run.prefilled[r]) for r in schedule.owner])
+        steps = min(self._look_every, int(run.left(requests).max()))
+        longest = int(run.keys(requests).max())
+        tokens, logprobs = decoder.advance(weights, schedule.bucket(self.buckets), steps, longest, run.drawing)
+        finished, cut = run.take(live, requests, tokens, logprobs)
         if cut:
             decoder.stop(cut)
         schedule.release(finished)
@@ -193,7 +193,8 @@ class _Run:
     def __init__(
         self, prompts: Sequence[TokenIds], n: int, room: list[int], sampling: Sampling, tokenizer: Any
     ) -> None:
-        self.prompts, self.n, self.room = [list(map(int, p)) for p in prompts], n, room
+        self.prompts, self.n, self.room = [list(map(int, p)) for p in prompts], n, np.array(room)
+        self.prefilled = np.repeat([len(p) - 1 for p in prompts], n)
         self.drawing: Drawing = drawing_of(sampling)
         self.stops = frozenset(sampling.stop_ids)
         self.strings = StopStrings(sampling.stop_strings, tokenizer) if sampling.stop_strings else None
@@ -205,44 +206,43 @@ class _Run:
         self.stopped = np.zeros(len(room), dtype=bool)
         self._stop_array = np.array(sorted(self.stops), dtype=np.int64)
 
-    def left(self, request: int | None) -> int:
-        assert request is not None
-        return self.room[request] - int(self.count[request])
+    def left(self, requests: list[int]) -> np.ndarray:
+        """Tokens each request may still draw."""
+        return self.room[requests] - self.count[requests]
 
-    def keys(self, request: int | None) -> int:
-        """Keys the request's row holds."""
-        assert request is not None
-        return len(self.prompts[request // self.n]) - 1 + int(self.count[request])
+    def keys(self, requests: list[int]) -> np.ndarray:
+        """Keys each request's row holds."""
+        return self.prefilled[requests] + self.count[requests]
 
-    def prefix(self, request: int | None) -> int:
-        """Keys of the request's prompt that were prefilled."""
-        return 0 if request is None else len(self.prompts[request // self.n]) - 1
-
-    def take(self, schedule: Schedule, tokens: np.ndarray, logprobs: np.ndarray) -> tuple[list[int], list[int]]:
-        """Book drawn tokens [steps, rows]. Rows that are finished, and those among them that only the host knows of."""
+    def take(
+        self, live: list[int], requests: list[int], tokens: np.ndarray, logprobs: np.ndarray
+    ) -> tuple[list[int], list[int]]:
+        """Book drawn tokens [steps, rows] of live rows. Rows that are finished, and those of them only the host knows of."""
+        tokens, logprobs = tokens[:, live], logprobs[:, live]
+        at, before = np.array(requests), self.count[requests]
         is_stop = np.isin(tokens, self._stop_array)
-        finished, cut = [], []
-        for row in schedule.live:
-            request = schedule.owner[row]
-            assert request is not None
-            count = int(self.count[request])
-            take = min(len(tokens), self.left(request))
-            hits = np.flatnonzero(is_stop[:take, row])
-            if len(hits):
-                take = int(hits[0]) + 1
-                self.stopped[request] = True
-            self.tokens[request, count : count + take] = tokens[:take, row]
-            self.logprobs[request, count : count + take] = logprobs[:take, row]
-            end = (
-                None if self.strings is None else self.strings.end(self.tokens[request, : count + take].tolist(), count)
-            )
+        first = np.where(is_stop.any(0), is_stop.argmax(0) + 1, len(tokens) + 1)
+        new = np.minimum(np.minimum(first, len(tokens)), self.left(requests))
+        self.stopped[at] |= first <= new
+        for step in range(len(tokens)):
+            rows = np.flatnonzero(step < new)
+            self.tokens[at[rows], before[rows] + step] = tokens[step, rows]
+            self.logprobs[at[rows], before[rows] + step] = logprobs[step, rows]
+        self.count[at] = before + new
+        cut = [] if self.strings is None else self._cut(live, requests, before)
+        ended = self.stopped[at] | (self.left(requests) == 0)
+        return [row for row, end in zip(live, ended, strict=True) if end], cut
+
+    def _cut(self, live: list[int], requests: list[int], before: np.ndarray) -> list[int]:
+        """End rows whose text holds a stop string, at the token that completes it."""
+        cut = []
+        for row, request, known in zip(live, requests, before.tolist(), strict=True):
+            assert self.strings is not None
+            end = self.strings.end(self.tokens[request, : self.count[request]].tolist(), known)
             if end is not None:
-                self.stopped[request] = True
+                self.count[request], self.stopped[request] = end, True
                 cut.append(row)
-            self.count[request] = count + take if end is None else end
-            if self.stopped[request] or self.left(request) == 0:
-                finished.append(row)
-        return finished, cut
+        return cut
 
     def completions(self) -> list[list[Completion]]:
         if not np.isfinite(self.logprobs).all():

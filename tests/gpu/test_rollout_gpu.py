@@ -54,7 +54,7 @@ def test_half_precision_logprobs_are_the_policys(family: str, fuse: bool) -> Non
 @pytest.mark.parametrize("rows", [2, 5, 16, 21])
 def test_rows_that_come_and_go_keep_their_keys(rows: int, dtype: torch.dtype) -> None:
     policy, prompts = rollouts.model("qwen3", dtype).cuda(), rollouts.prompts(3, 50, 1, 17, 18, 19, 2)
-    sampling = Sampling(max_tokens=40, seed=11, stop_ids=tuple(range(1, 12)))
+    sampling = Sampling(max_tokens=40, seed=11, stop_ids=(1, 2, 3, 4))
     made = PortableRollout(policy, None, rows=rows).generate(prompts, 3, sampling)
     assert {c.finish_reason for c in rollouts.flat(made)} == {"stop", "length"}
     exact, bound = rollouts.model("qwen3").cuda(), 1e-3 if dtype == torch.float32 else 0.5
@@ -167,4 +167,4 @@ def test_fp8_is_close_to_bfloat16(fuse: bool) -> None:
     for prompt, group in zip(prompts, engine.generate(prompts, 6, Sampling(max_tokens=20, seed=3)), strict=True):
         for completion in group:
             off.append((torch.tensor(completion.logprobs) - rollouts.logprobs(policy, prompt, completion)).abs())
-    assert 1e-5 < torch.cat(off).mean() < 0.1
+    assert 1e-5 < torch.cat(off).mean() < 0.2  # logits of this model spread over several units
