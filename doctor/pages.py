@@ -80,7 +80,7 @@ CARDS = {
         "hangs instead of one program failing.",
         "On GB10 nvidia-smi answers N/A for memory, and a share of the total bounds nothing.",
         (
-            "Leave the system 8 GiB or more.",
+            "Leave the system a few GiB.",
             "Prefer small rollout chunks.",
         ),
     ),

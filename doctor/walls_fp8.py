@@ -27,6 +27,7 @@ from doctor.versions import Pair, base, shown, version
 from doctor.walls_gpu import FP8_FROM
 
 _GATE: Pair = (12, 9)
+_FLASHINFER_FROM: Pair = (7, 5)
 _FLASHINFER = (
     "flashinfer asks CUDA_HOME, CUDA_PATH, the nvcc on PATH, then /usr/local/cuda, and torch only where none has nvcc"
 )
@@ -143,8 +144,8 @@ def _gate_helps(facts: Facts, needed: Pair) -> tuple[Help, ...]:
 
 def warnings(facts: Facts) -> Iterator[Wall]:
     """What a toolkit does to vLLM's run-time compiled kernels. Closes nothing."""
-    ours = [c for c in cards(facts) or () if c.nvidia]
-    if not ours or facts.version("vllm") is None:
+    ours = [c for c in cards(facts) or () if c.nvidia and (c.capability is None or c.capability >= _FLASHINFER_FROM)]
+    if not ours or facts.version("vllm") is None or facts.probe("vllm_import").ok is False:
         return
     found, torch, serves = nvcc(facts), build_cuda(facts), driver_cuda(facts)
     if nvcc_absent(facts) and not facts.absent("flashinfer"):
@@ -157,7 +158,7 @@ def warnings(facts: Facts) -> Iterator[Wall]:
 
 def _nvcc_absent(facts: Facts) -> Wall:
     flashinfer = facts.version("flashinfer")
-    same = f"=={flashinfer.partition('+')[0]}" if flashinfer else ""
+    cubin = f'pip install "flashinfer-cubin=={flashinfer.partition("+")[0]}"' if flashinfer else None
     return Wall(
         "NVCC-ABSENT",
         (),
@@ -170,7 +171,7 @@ def _nvcc_absent(facts: Facts) -> Wall:
             _NATIVE,
             Help(
                 "Or install FlashInfer's compiled kernels, of exactly its version",
-                f'pip install "flashinfer-cubin{same}"',
+                cubin,
             ),
         ),
     )
@@ -209,7 +210,8 @@ def _nvcc_old(facts: Facts, torch: Pair | None) -> Wall:
 def on_the_fly(facts: Facts) -> Wall | None:
     """vLLM before 0.12 takes FP8 checkpoints but does not quantise LoRA-ready weights on the way in."""
     v = version(facts.version("vllm"))
-    if v is None or base(v) >= Version("0.12"):
+    able = any(c.capability is None or c.capability >= FP8_FROM for c in cards(facts) or ())
+    if v is None or base(v) >= Version("0.12") or not able:
         return None
     return Wall(
         "FP8-ON-THE-FLY",

@@ -255,7 +255,7 @@ def _unified(card: Card) -> Wall | None:
             "unified_memory = true",
             "what the GPU takes is gone for the system: a share of it is no bound, and the host can hang",
         ),
-        (Help("Leave the system 8 GiB or more: close other programs and keep rollout_rows modest", None, "likely"),),
+        (Help("Leave the system a few GiB: close other programs and keep rollout_rows modest", None, "likely"),),
     )
 
 

@@ -25,7 +25,7 @@ from doctor.readings import (
     jetson,
 )
 from doctor.versions import Pair, shown
-from doctor.walls_vllm import later_wall, newest_fitting, platform_wall, reachable, vllm_line, way_out
+from doctor.walls_vllm import later_wall, platform_wall, ways_to_vllm
 
 _ENTRY = re.compile(r"(sm|compute)_(\d{1,2})(\d)([af]?)")
 _NO_KERNEL = re.compile(
@@ -50,14 +50,9 @@ def torch_absent(facts: Facts) -> Wall | None:
         ),
     ]
     obstacles: list[str] = []
-    if any(reachable(facts, card) for card in cards(facts) or ()) and platform_wall(facts) is None:
-        release, obstacles = newest_fitting(facts)
-        if release:
-            helps.append(
-                Help(f"For the vLLM paths: vllm {release} fits, and brings its own torch", vllm_line(release), "likely")
-            )
-        else:
-            helps += [Help(f"For the vLLM paths: {_small(h.text)}", h.command, h.confidence) for h in way_out(facts)]
+    if cards(facts) and platform_wall(facts) is None:
+        ways, obstacles = ways_to_vllm(facts)
+        helps += [Help(f"For the vLLM paths: {_small(h.text)}", h.command, h.confidence) for h in ways]
     return Wall(
         "TORCH-ABSENT",
         PATHS,

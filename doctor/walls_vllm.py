@@ -70,23 +70,33 @@ def _absent(facts: Facts) -> Wall | None:
     unseen = facts.version("vllm") is None and re.search(r"No module named '?vllm'?$", error)
     if not facts.absent("vllm") and not unseen:
         return None
-    release, obstacles = newest_fitting(facts)
-    if release is not None:
-        helps = [
-            Help(f"Install it: vllm {release} fits this machine{_brings(facts, release)}", vllm_line(release), "likely")
-        ]
-    else:
-        helps = list(way_out(facts))
-    helps.append(Help("Until then the portable engine needs no vLLM: the plan uses it", None, "certain"))
+    ways, obstacles = ways_to_vllm(facts)
     return Wall(
         "VLLM-ABSENT",
         VLLM_PATHS,
-        "vLLM is not installed"
-        + ("" if release or not obstacles else ", and no release this project knows installs here"),
+        "vLLM is not installed",
         ("packages.vllm = absent", *obstacles),
-        tuple(helps),
+        (*ways, Help("The portable engine needs no vLLM: the plan uses it", None, "certain")),
         later_wall(facts),
     )
+
+
+def ways_to_vllm(facts: Facts) -> tuple[list[Help], list[str]]:
+    """How vLLM could be installed here, best first, and what stands in the way of newer releases or of all of them."""
+    ours = cards(facts)
+    reached = [c for c in ours or () if reachable(facts, c)]
+    if ours and not reached:
+        return [], [f"no vLLM of these days is made for {ours[0].label}"]
+    if reached and not any(c.nvidia for c in reached):
+        rocm = Help(
+            "Take vLLM's own ROCm wheel or image for this card (vLLM docs, installation, ROCm); PyPI's is for CUDA"
+        )
+        return [rocm], []
+    release, obstacles = newest_fitting(facts)
+    if release is not None:
+        said = f"Install it: vllm {release} fits this machine{_brings(facts, release)}"
+        return [Help(said, vllm_line(release), "likely")], obstacles
+    return list(_way_out(facts)), obstacles
 
 
 def vllm_line(release: str) -> str:
@@ -121,45 +131,42 @@ def _sentences(shut_out: dict[str, list[str]]) -> list[str]:
     def those(texts: list[str]) -> str:
         return texts[0] if len(texts) == 1 else f"{texts[-1]} to {texts[0]}"
 
-    return [f"vllm {those(texts)} {reason}" for reason, texts in shut_out.items()]
+    return [f"vllm {those(texts)}: {reason}" for reason, texts in shut_out.items()]
 
 
 def _unfit(facts: Facts, v: Version) -> Iterator[str]:
     """Why a release cannot be used here, as far as is known; nothing when it can."""
     glibc, needed, serves = pair(facts.host.glibc), BY_KEY["vllm"].glibc, driver_cuda(facts)
     if glibc is not None and needed is not None and glibc < needed and linux(facts) is not False:
-        yield f"needs glibc {shown(needed)}, and this system has {facts.host.glibc}"
+        yield f"its wheel needs glibc {shown(needed)}, and this system has {facts.host.glibc}"
     if not runs_here(facts, "vllm", v):
-        yield f"does not take Python {facts.host.python}"
+        yield f"Python {facts.host.python} is outside its range"
     torch = (asked("vllm", v, "torch") or "").removeprefix("==")
     if torch and not torch_runs_here(facts, Version(torch)):
         if serves is not None and serves[0] < 13:
-            yield f"pins a torch that is a CUDA 13 build on PyPI and needs driver 580; here is {driver_shown(facts)}"
+            yield f"the torch it pins is a CUDA 13 build on PyPI, which needs driver 580; here is {driver_shown(facts)}"
         else:
-            yield "pins a torch that is a CUDA 13 build, without code for this card"
+            yield "the torch it pins is a CUDA 13 build, without code for this card"
     state = installed(facts)
     for who in ("trl", "unsloth", "unsloth_zoo"):
         for of, wanted in (("vllm", str(v)), ("torch", torch)):
             asks = need(facts, who, state[who], of) if who in state and wanted else None
             if asks and not allows(asks.range, Version(wanted)):
-                pins = "pins a torch" if of == "torch" else "is"
-                yield f"{pins} outside the range {shown_range(asks.range)} that {who} {state[who]} takes ({asks.source})"
+                what = "the torch it pins" if of == "torch" else "it"
+                yield f"{what} is outside the range {shown_range(asks.range)} of {who} {state[who]} ({asks.source})"
 
 
-def way_out(facts: Facts) -> Iterator[Help]:
+def _way_out(facts: Facts) -> Iterator[Help]:
     """What would let vLLM be installed where no release fits as things are."""
     serves, newest = driver_cuda(facts), _ours()[-1]
-    if serves is not None and serves[0] < 13 and not jetson(facts):
+    if serves is not None and serves[0] < 13:
         yield Help("Upgrade the NVIDIA driver to 580 or newer, then install it", vllm_line(newest), "likely")
-        yield Help(
-            "Or take the last vLLM that was tried as a CUDA 12.9 wheel on 12.x drivers", _cuda_12_line(facts), "likely"
-        )
-    elif any(reachable(facts, card) for card in cards(facts) or ()):
+        wheel = "Or take the last vLLM that was tried as a CUDA 12.9 wheel on 12.x drivers"
+        yield Help(wheel, _cuda_12_line(facts), "likely")
+    else:
         yield Help(
             "Install a set in which everything fits, in a fresh environment", "grpo-doctor --install-plan", "likely"
         )
-    else:
-        yield Help("There is no vLLM for this card; the portable engine is the way here", None, "certain")
 
 
 def _cuda_12_line(facts: Facts) -> str:
