@@ -22,7 +22,7 @@ import standin_vllm
 import tiny
 import torch
 import training
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doctor.memory import Setting
@@ -217,10 +217,11 @@ def test_greedy_rows_are_those_of_the_adapted_policy(llm: Any, source: Path) -> 
     same_rows([group[:1] for group in made], reference(policy))
 
 
+@pytest.mark.parametrize("sleep", [True, False], ids=["sleeping", "awake"])
 @pytest.mark.parametrize("settings", [{}, {"use_rslora": True}], ids=["lora", "rslora"])
-def test_an_update_changes_the_very_next_rollout(llm: Any, source: Path, settings: dict) -> None:
+def test_an_update_changes_the_very_next_rollout(llm: Any, source: Path, settings: dict, sleep: bool) -> None:
     policy = with_lora(**settings)
-    engine = open_engine(policy, source, sleep=True)
+    engine = open_engine(policy, source, sleep=sleep)
     before = reference(policy)
     engine.sync(policy)
     same_rows(engine.generate(PROMPTS, 1, GREEDY), before)
@@ -563,6 +564,7 @@ def test_it_sleeps_where_engine_and_update_do_not_fit_together() -> None:
         memory(free_gib=11.0, total_gib=16.0)
 
 
+@settings(deadline=None)
 @given(
     free=st.floats(14, 180),
     rows=st.integers(1, 2048),
@@ -583,6 +585,7 @@ def test_an_unknown_shape_shares_the_card() -> None:
     assert told.kv_bytes is None and told.share == 0.25 and told.sleeps
 
 
+@settings(deadline=None)
 @given(rows=st.integers(1, 4096))
 def test_graphs_cover_every_batch_with_little_padding(rows: int) -> None:
     sizes = vllm_settings.capture_sizes(rows)
