@@ -42,8 +42,8 @@ def test_every_file_format_gives_the_same_questions(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     for name, delimiter in (("a.csv", ","), ("a.tsv", "\t")):
-        with (tmp_path / name).open("w", newline="") as file:
-            writer = csv.DictWriter(file, ["question", "answer"], delimiter=delimiter)
+        with (tmp_path / name).open("w", newline="") as table:
+            writer = csv.DictWriter(table, ["question", "answer"], delimiter=delimiter)
             writer.writeheader()
             writer.writerows(ROWS)
     files = sorted(p for p in tmp_path.iterdir())

@@ -110,7 +110,8 @@ def test_answers_arrive_chunk_by_chunk_and_a_stopped_evaluation_goes_on(tmp_path
     assert not is_complete(DATA, file)
     with file.open("a") as torn:
         torn.write('{"id": "test-4", "ques')
-    again, told = Adder(), []
+    again = Adder()
+    told: list[Progress] = []
     seen = evaluate(again, BUILDER, DATA, RECIPE, file, progress=told.append)
     assert seen == Progress(done=10, total=10, correct=5)
     assert list(read_lines(file)) == list(read_lines(whole))

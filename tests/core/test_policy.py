@@ -47,7 +47,7 @@ def test_a_tokenizer_without_a_pad_token_gets_its_end_token(folder: Path, tmp_pa
 
 
 @pytest.mark.parametrize("kind", [{}, {"rslora": True}, {"dora": True}])
-def test_a_fresh_adapter_changes_nothing_and_is_float32(folder: Path, kind: dict[str, bool]) -> None:
+def test_a_fresh_adapter_changes_nothing_and_is_float32(folder: Path, kind: dict[str, Any]) -> None:
     loaded = policy.load(str(folder), dtype="bfloat16")
     before = logits(loaded.model)
     wrapped = policy.add_adapter(loaded.model, replace(RECIPE, **kind))

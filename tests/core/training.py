@@ -96,7 +96,7 @@ def gradients(made: Any) -> dict[str, Any]:
     import torch
 
     def keep(model: Any) -> Any:
-        seen.update({n: p.grad.detach().clone() for n, p in policy.trainable(made.model).items()})
+        seen.update({n: p.grad.clone() for n, p in policy.trainable(made.model).items() if p.grad is not None})
         made.control.should_training_stop = True
         return torch.tensor(0.0)
 
