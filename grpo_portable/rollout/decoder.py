@@ -76,6 +76,7 @@ class Decoder:
         for first, last in self._batches(prompts):
             width = len(prompts[first]) - 1
             if width > 0:
+                width = -(-width // self.run.multiple) * self.run.multiple
                 padded = [list(p[:-1]) + [p[0]] * (width - len(p) + 1) for p in prompts[first:last]]
                 tokens = torch.tensor(padded, device=self.device)
                 groups = copies[first:last]

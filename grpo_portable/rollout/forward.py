@@ -40,6 +40,7 @@ class Plain:
     """A decode layer in ordinary torch calls. `reason` says why it was chosen."""
 
     name = "plain"
+    multiple = 1  # widths that prompts are best padded to
 
     def __init__(self, shape: Shape, reason: str = "") -> None:
         self.shape, self.reason = shape, reason

@@ -41,7 +41,8 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # thread_local: what other threads do meanwhile (pinning a batch, say) does not spoil the capture
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step()
         go_on()
         return graph

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,10 @@ class PortableRollout:
         else:
             self.keeper.refresh()
 
+    def rest(self) -> None:
+        """Free the cache and the graphs until the next rollout, which makes them anew in about a second."""
+        self._decoder = None
+
     def close(self) -> None:
         """Free the copy, the cache and the graphs. The policy's weights are untouched."""
         self._decoder = None
@@ -99,7 +104,7 @@ class PortableRollout:
         decoder = self._decoder_for(
             max(len(p) + t for p, t in zip((p for p in prompts for _ in range(n)), room, strict=True))
         )
-        with self.keeper.in_use() as weights:
+        with _quietly(self.keeper.device), self.keeper.in_use() as weights:
             decoder.begin(run.stops, run.drawing)
             schedule = plan([len(p) for p in prompts], n, self.rows)
             while not schedule.done:
@@ -147,9 +152,9 @@ class PortableRollout:
         dtype = self.dtype or delta.compute_dtype(modules)
         kind = self._kind(dtype, modules)
         self.keeper = Keeper(self.family, kind, dtype if kind != "live" else delta.compute_dtype(modules))
-        self.run = fused.choose(
-            self.family.shape, self.keeper.weights.layers[0], self.keeper.device, self.keeper.dtype, self.fuse
-        )
+        with _quietly(self.keeper.device):
+            layer = self.keeper.weights.layers[0]
+            self.run = fused.choose(self.family.shape, layer, self.keeper.device, self.keeper.dtype, self.fuse)
         self._bound = self._addresses()
 
     def _kind(self, dtype: torch.dtype, modules: list) -> str:
@@ -164,12 +169,11 @@ class PortableRollout:
         if device.type != "cuda":
             return "copy"
         need = copy_bytes(self.family, "copy", dtype)
-        free = (
-            torch.cuda.mem_get_info(device)[0]
-            + torch.cuda.memory_reserved(device)
-            - torch.cuda.memory_allocated(device)
-        )
-        return "copy" if need + kv.bytes_of(self.family.shape, self.rows, 1024, dtype) < 0.6 * free else "live"
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        free -= torch.cuda.memory_allocated(device)
+        if any(delta.is_quantised(m) for m in modules):  # the other way is transformers' generate, many times slower
+            return "copy" if need < 0.75 * free else "live"
+        return "copy" if need + kv.bytes_of(self.family.shape, self.rows, 512, dtype) < 0.75 * free else "live"
 
     def _addresses(self) -> tuple[int, ...]:
         """Where the tensors lie that are read from the policy itself; a move makes captured graphs stale."""
@@ -258,6 +262,17 @@ class _Run:
             for i in range(len(self.room))
         ]
         return [rows[i : i + self.n] for i in range(0, len(rows), self.n)]
+
+
+@contextmanager
+def _quietly(device: torch.device) -> Iterator[None]:
+    """On the policy's device, and in the types the weights have whatever autocast the caller is in."""
+    with torch.autocast(device.type, enabled=False):
+        if device.type != "cuda":
+            yield
+            return
+        with torch.cuda.device(device):
+            yield
 
 
 def check(prompts: Sequence[TokenIds], n: int, sampling: Sampling, context: int, vocab: int) -> None:

@@ -100,11 +100,11 @@ def test_fused_attention_is_attention(
     poisoned = [t.clone() for t in (cache.keys[0], cache.values[0])]
     for tensor in (cache.keys[0], cache.values[0]):
         tensor[1:3, :30] = 7.0  # never read: the leader's are
-    made = fused.attend(q, 0, (tables, cache, Rows(lengths, leaders, shared, capacity))).float()
+    made = fused.attend(q, 0, fused.ready(tables, cache, Rows(lengths, leaders, shared, capacity))).float()
     assert (made - wanted).norm() / wanted.norm() < 2e-3
     for tensor, content in zip((cache.keys[0], cache.values[0]), poisoned, strict=True):
         tensor.copy_(content)
-    made = fused.attend(q, 0, (tables, cache, Rows(lengths, alone, nothing, capacity))).float()
+    made = fused.attend(q, 0, fused.ready(tables, cache, Rows(lengths, alone, nothing, capacity))).float()
     assert (made - wanted).norm() / wanted.norm() < 2e-3
 
 

@@ -1,0 +1,85 @@
+"""The fused kernels in Triton's interpreter: layer by layer, and a whole rollout with rows that come, go and share prompts.
+
+The interpreter needs no card; it does need Triton, which torch's builds for the CPU come without.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import rollouts
+import torch
+
+from grpo_portable.rollout import fused
+from grpo_portable.rollout.family import read
+from grpo_portable.rollout.forward import Plain
+from grpo_portable.rollout.weights import Keeper
+
+TESTS = Path(__file__).parents[1]
+INTERPRETED = """
+import sys, torch
+import rollouts
+from grpo_portable.rollout import fused
+from grpo_portable.rollout.family import read
+from grpo_portable.rollout.forward import Plain
+from grpo_portable.rollout.portable import PortableRollout
+from grpo_portable.rollout.protocol import Sampling
+from grpo_portable.rollout.weights import Keeper
+
+cpu = torch.device("cpu")
+for family in rollouts.FAMILIES:
+    known = read(rollouts.model(family, torch.float16))
+    layer = Keeper(known, "copy", torch.float16).weights.layers[0]
+    found = fused._difference(fused.Fused(known.shape, cpu), Plain(known.shape), layer, cpu, torch.float16)
+    assert found is None, (family, found)
+
+narrow = {"initializer_range": 0.1}
+policy, exact = (rollouts.model("qwen3", dtype, **narrow) for dtype in (torch.float16, torch.float32))
+prompts = rollouts.prompts(9, 30, 4)
+engine = PortableRollout(policy, None, rows=5)
+engine.run, engine.buckets = fused.Fused(engine.family.shape, cpu), (1, 2, 4, 5)
+made = engine.generate(prompts, 3, Sampling(12, seed=1, stop_ids=tuple(range(1, 30))))
+for prompt, group in zip(prompts, made, strict=True):
+    for completion in group:
+        off = torch.tensor(completion.logprobs) - rollouts.logprobs(exact, prompt, completion)
+        assert off.abs().max() < 0.02, off
+assert len({len(c.token_ids) for c in rollouts.flat(made)}) > 2
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_interpreted_kernels_give_what_plain_torch_gives() -> None:
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent), *sys.path])
+    child = subprocess.run(
+        [sys.executable, "-c", INTERPRETED],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+
+
+def test_without_a_card_plain_torch_runs_and_says_why() -> None:
+    known, cpu = read(rollouts.model("qwen3")), torch.device("cpu")
+    layer = Keeper(known, "copy", torch.float32).weights.layers[0]
+    chosen = fused.choose(known.shape, layer, cpu, torch.float32)
+    assert type(chosen) is Plain and "CUDA" in chosen.reason
+    assert type(fused.choose(known.shape, layer, cpu, torch.float32, wanted=False)) is Plain
+
+
+def test_a_kernel_that_differs_is_found_out() -> None:
+    known, cpu = read(rollouts.model("qwen3")), torch.device("cpu")
+    layer = Keeper(known, "copy", torch.float32).weights.layers[0]
+
+    class Shifted(Plain):
+        def attend(self, q, index, ready):
+            return super().attend(q, index, ready) * 1.05
+
+    assert fused._difference(Plain(known.shape), Plain(known.shape), layer, cpu, torch.float32) is None
+    assert "attention" in (fused._difference(Shifted(known.shape), Plain(known.shape), layer, cpu, torch.float32) or "")
