@@ -46,24 +46,27 @@ def load(source: str, *, dtype: str, quantization: str | None = None, device: to
     options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
     if gguf is None and (quantization == "nf4" or torch.device(device).type == "cuda"):
         options["device_map"] = {"": device}  # read straight onto the card
-    if gguf is None and quantization == "nf4":
-        options["quantization_config"] = _nf4(dtype)
     named = {"gguf_file": gguf} if gguf else {}
     with _model_errors(
         source, Exception
     ):  # configuration and tokenizer are files of others: parsers may raise anything
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, FineGrainedFP8Config
 
-        AutoConfig.from_pretrained(location, trust_remote_code=False, **named)
+        config = AutoConfig.from_pretrained(location, trust_remote_code=False, **named)
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False, **named)
+    in_fp8 = gguf is None and _stored_in_fp8(config)
+    if in_fp8:  # products of FP8 weights need a package and a card that the update can do without
+        options["quantization_config"] = FineGrainedFP8Config(dequantize=True)
+    elif gguf is None and quantization == "nf4":
+        options["quantization_config"] = _nf4(dtype)
     with _model_errors(source, OSError, ValueError, ImportError, KeyError, SafetensorError):
         model: Any = AutoModelForCausalLM.from_pretrained(
             location, trust_remote_code=False, **named, **({} if gguf else {"use_safetensors": True}), **options
         )
     if gguf:
         model = _dense_copy(model)
-        if quantization == "nf4":
-            model = _quantised_copy(model, tokenizer, dtype, device)
+    if quantization == "nf4" and (gguf or in_fp8):
+        model = _quantised_copy(model, tokenizer, dtype, device)
     _keep_plain_layout(model)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -261,6 +264,13 @@ def _model_errors(source: str, *kinds: type[Exception]) -> Iterator[None]:
             because=because,
             help="without a network give a local one: --model FOLDER (config.json and *.safetensors) or --model FILE.gguf",
         ) from error
+
+
+def _stored_in_fp8(config: Any) -> bool:
+    """Whether a checkpoint keeps its weights in FP8 with a scale a block, as DeepSeek's and Qwen's do."""
+    told = getattr(config, "quantization_config", None) or {}
+    told = told if isinstance(told, dict) else told.to_dict()
+    return str(told.get("quant_method", "")).lower() == "fp8"
 
 
 def _nf4(dtype: str) -> Any:

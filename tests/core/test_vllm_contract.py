@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from doctor.memory import Setting
 from doctor.shapes import shape_of
-from grpo_portable import failure
+from grpo_portable import failure, policy
 from grpo_portable.errors import EngineError, EngineUnsupported
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import available, delta, scratch, vllm, vllm_adapter, vllm_settings
@@ -629,6 +629,43 @@ def test_fp8_is_asked_for_and_told(llm: Any, source: Path) -> None:
     engine = open_engine(with_lora(), source, copy="fp8", fp8_scales="block")
     assert llm.made[0].arguments["quantization"] == "fp8_per_block"
     assert engine.describe()["weights"] == "FP8, one scale a 128x128 block"
+
+
+def in_fp8(folder: Path, block: int = 16) -> dict[str, torch.Tensor]:
+    """Store the model in `folder` in FP8 with a scale a block; returns the weights that it now stands for."""
+    from safetensors.torch import load_file, save_file
+
+    file, stored, meant = folder / "model.safetensors", {}, {}
+    for name, weight in load_file(file).items():
+        stored[name] = meant[name] = weight
+        if name.endswith("proj.weight"):
+            rows, columns = (size // block for size in weight.shape)
+            blocks = weight.view(rows, block, columns, block)
+            scale = blocks.abs().amax((1, 3)) / 448
+            packed = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
+            meant[name] = (packed.float() * scale[:, None, :, None]).view_as(weight)
+            stored[name], stored[f"{name}_scale_inv"] = packed.view_as(weight), scale
+    save_file(stored, file, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    method = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [block, block]}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
+    return meant
+
+
+def test_a_checkpoint_in_fp8_goes_to_vllm_as_it_is_and_is_trained_on_in_16_bit(llm: Any, tmp_path: Path) -> None:
+    folder = tiny.save(tmp_path / "model", **WIDE)
+    meant = in_fp8(folder)
+    loaded = policy.load(str(folder), dtype="float32")
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
+    for name, weight in meant.items():
+        torch.testing.assert_close(loaded.model.state_dict()[name], weight)
+    adapted = policy.add_adapter(loaded.model, training.RECIPE)
+    for copy in ("fp8", "auto"):
+        engine = open_engine(adapted, folder, copy=copy)
+        assert llm.made[-1].arguments["quantization"] is None and llm.made[-1].arguments["model"] == str(folder)
+        assert engine.describe()["weights"] == "FP8, as the checkpoint has them"
+    half = policy.load(str(folder), dtype="bfloat16", quantization="nf4")
+    assert policy.is_quantised(half.model)
 
 
 def test_ranks() -> None:
