@@ -254,7 +254,7 @@ def zoo_helps() -> tuple[Help, ...]:
 
 
 def _zoo_ahead(facts: Facts) -> Iterator[Wall]:
-    """Known pair: a zoo with tool masks under an unsloth that does not write the helper it calls."""
+    """Known pair: a zoo with tool masks under an unsloth that does not write the function it calls."""
     zoo, unsloth = version(facts.version("unsloth_zoo")), version(facts.version("unsloth"))
     if zoo and unsloth and unsloth < Version("2026.5.5") and zoo >= Version("2026.6.1"):
         yield Wall(

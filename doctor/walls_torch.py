@@ -300,7 +300,7 @@ def warnings(facts: Facts) -> Iterator[Wall]:
         yield Wall(
             "TORCH-KERNEL",
             (),
-            f"torch {live[:40]} is loaded in this session, and {disk} is installed on disk",
+            f"torch {live[:40]} is loaded in this kernel, and {disk} is installed on disk",
             (
                 f"torch in memory = {live[:40]}, on disk = {disk}",
                 "an install under a running kernel swaps half of torch",
