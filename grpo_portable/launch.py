@@ -19,7 +19,7 @@ from doctor.facts import Facts, facts_to_json
 from grpo_portable import announce, catalogue, planning, reach, supervise
 from grpo_portable import run as run_folder
 from grpo_portable.errors import PathClosed, RecipeError, RunFolderError, UsageError
-from grpo_portable.recipe import Recipe, is_template, load, override, with_template
+from grpo_portable.recipe import Recipe, is_template, load, parsed, with_template
 from grpo_portable.rollout.available import unavailable, unserved
 from grpo_portable.settle import Settled
 
@@ -91,7 +91,7 @@ def prepare(name: str | None, *, auto: bool, overrides: Sequence[str], facts_fil
         raise RecipeError(
             "no recipe was named", help="`grpo-portable train --auto`, or name one of `grpo-portable recipes`"
         )
-    override(Recipe(), overrides)  # a typing mistake is told before the machine is looked at
+    parsed(overrides)  # a typing mistake is told before the machine is looked at
     file = catalogue.find(name) if name is not None else None
     recipe = load(file, overrides) if file is not None else None
     facts = saved_facts(facts_file) if facts_file else _probe()

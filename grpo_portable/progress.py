@@ -6,12 +6,15 @@ Reads metrics.jsonl and the heartbeat that the worker writes; knows nothing of p
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from types import TracebackType
 from typing import Any, TextIO
 
 from grpo_portable.run import RunFolder, read_lines
+
+QUIET_S = 10.0  # between two plain lines of one phase
 
 
 def summary(metrics: dict[str, Any], steps: int) -> str:
@@ -46,7 +49,7 @@ class Progress:
         self.run, self.steps, self.out = run, steps, out or sys.stderr
         self._read_bytes = run.metrics_file.stat().st_size if run.metrics_file.exists() else 0
         self._doing, self._last = "", (list(read_lines(run.metrics_file)) or [{}])[-1]
-        self._began = time.monotonic()
+        self._began, self._phase, self._told = time.monotonic(), "", 0.0
         self._live: Any = None
 
     def __enter__(self) -> Progress:
@@ -71,7 +74,7 @@ class Progress:
         changed = bool(new) or doing != self._doing
         if doing and doing != self._doing:
             self._doing = doing
-            if not doing.startswith(("rollout of", "update of")):  # the step's own line says it
+            if self._is_news(doing):
                 self._say(doing)
         for metrics in new:
             self._last = metrics
@@ -79,6 +82,15 @@ class Progress:
         if self._live is not None:
             self._live.update(self._panel())
         return changed
+
+    def _is_news(self, doing: str) -> bool:
+        """Steps have their own lines; of what only counts up, a line every few seconds is enough."""
+        phase, counts = re.sub(r"\d+", "", doing), bool(re.search(r"\d", doing))
+        old = phase == self._phase and counts and time.monotonic() - self._told < QUIET_S
+        if doing.startswith(("rollout of", "update of")) or old:
+            return False
+        self._phase, self._told = phase, time.monotonic()
+        return True
 
     def say(self, line: str) -> None:
         """A line that stays on the screen, also on a terminal."""

@@ -210,6 +210,13 @@ def is_template(text: str) -> bool:
 
 def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
     """The recipe with `key=value` settings applied; values are YAML scalars or lists."""
+    changed = replace(recipe, **parsed(settings))
+    check(changed, "--set")
+    return changed
+
+
+def parsed(settings: Iterable[str]) -> dict[str, Any]:
+    """The values of `key=value` settings by key, each of its field's type; whether they combine is not looked at."""
     values = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -224,9 +231,7 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
             raise RecipeError(f"the value of `--set {setting}` is not YAML") from error
         is_text = field_types()[key] is str
         values[key] = _typed(key, text if is_text and not isinstance(value, str) else value, "--set")
-    changed = replace(recipe, **values)
-    check(changed, "--set")
-    return changed
+    return values
 
 
 def to_yaml(recipe: Recipe, header: str = "") -> str:

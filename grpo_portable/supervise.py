@@ -12,12 +12,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grpo_portable import ladder
-from grpo_portable.errors import GrpoPortableError, Interrupted, UsageError
+from grpo_portable.errors import GrpoPortableError, Interrupted, RunFolderError, UsageError
 from grpo_portable.progress import Progress
 from grpo_portable.run import RunFolder, read_lines
 
@@ -41,7 +43,12 @@ class Limits:
 
 def supervise(run: RunFolder, *, fallback: bool = True, processes: int = 1, limits: Limits | None = None) -> None:
     """Bring the run to its end, down the ladder if need be. Raises what the user must know; the run folder stays resumable."""
-    limits, recipe, answer = limits or Limits(), run.recipe(), run.read_json("plan.json")
+    with _alone(run), _terminated_is_interrupted():
+        _climb_down(run, fallback, processes, limits or Limits())
+
+
+def _climb_down(run: RunFolder, fallback: bool, processes: int, limits: Limits) -> None:
+    recipe, answer = run.recipe(), run.read_json("plan.json")
     rung = ladder.Rung(str(recipe.path), int(recipe.micro_batch), int(recipe.rollout_rows))
     rungs = ladder.rungs_from_answer(answer, rung.path, run.read_json("run.json").get("total_parameters"))
     retries, steps_before = 0, -1
@@ -88,14 +95,14 @@ def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limit
     try:
         hung = _watch(worker, run, limits, progress)
     except KeyboardInterrupt:
-        _stop(worker, limits.stop_s)
+        _stop(worker, run, limits.stop_s)
         run.event("interrupted", "stopped by the user; the run can be resumed", step=_steps_done(run))
         raise Interrupted(
             "the run was interrupted and saved", help=f"go on with: grpo-portable train --resume --out {run.path}"
         ) from None
     finally:
         if worker.poll() is None:
-            _stop(worker, limits.stop_s)
+            _stop(worker, run, limits.stop_s)
         _end_group(worker.pid)
     tail = _tail(log, began)
     return ladder.classify(worker.returncode, run.read_json("failure.json"), tail, _doing(run), hung)
@@ -114,11 +121,8 @@ def worker_command(run: RunFolder, rung: ladder.Rung, processes: int) -> list[st
     ]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     if rung.path == "cpu":
-        launch += [
-            "--cpu",
-            "--num_cpu_threads_per_process",
-            str(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 2) // processes)),
-        ]
+        threads = os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 2) // processes)
+        launch += ["--cpu", "--num_cpu_threads_per_process", str(threads)]
     return [*launch, "-m", "grpo_portable.worker", str(run.path)]
 
 
@@ -150,15 +154,78 @@ def _watch(worker: subprocess.Popen[bytes], run: RunFolder, limits: Limits, prog
     return False
 
 
-def _stop(worker: subprocess.Popen[bytes], limit_s: float) -> None:
-    """Ask the worker to save and go (SIGTERM to its group), then end it."""
+def _stop(worker: subprocess.Popen[bytes], run: RunFolder, limit_s: float) -> None:
+    """Ask the worker to save and go, then end whatever is left.
+
+    The worker itself is asked, not its launcher: that would die at once, and the worker with it in the middle of its save.
+    """
+    pid = _beating(run)
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(worker.pid, signal.SIGTERM)
+        if pid is not None:
+            os.kill(pid, signal.SIGTERM)
+        else:
+            os.killpg(worker.pid, signal.SIGTERM)
     try:
         worker.wait(limit_s)
     except subprocess.TimeoutExpired:
         _end_group(worker.pid)
         worker.wait()
+
+
+def _beating(run: RunFolder) -> int | None:
+    """The process that wrote the last heartbeat, None when it is gone or was never there."""
+    try:
+        pid = int(run.read_json("heartbeat").get("pid") or 0)
+        os.kill(pid, 0) if pid > 1 else None
+    except (GrpoPortableError, ValueError, OSError):
+        return None
+    command = Path(f"/proc/{pid}/cmdline")
+    try:  # a number may have gone to another process since
+        ours = b"worker" in command.read_bytes() if command.exists() else True
+    except OSError:
+        return None
+    return pid if pid > 1 and ours else None
+
+
+@contextlib.contextmanager
+def _alone(run: RunFolder) -> Iterator[None]:
+    """Hold the run for this process: two workers in one folder would mix their files."""
+    lock = (run.path / "lock").open("w")
+    try:
+        with contextlib.suppress(ImportError):  # Windows has no flock
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        pid = _beating(run)
+        if pid is not None:  # its supervisor was killed; it works on and saves
+            raise BlockingIOError(f"process {pid}")
+    except BlockingIOError as error:
+        lock.close()
+        raise RunFolderError(
+            f"`{run.path}` is at work already" + (f" ({error})" if "process" in str(error) else ""),
+            help="wait for it or end it, then use --resume",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.close()
+
+
+@contextlib.contextmanager
+def _terminated_is_interrupted() -> Iterator[None]:
+    """A SIGTERM, as a batch system sends it, is treated as Ctrl-C: save, say how to go on."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end_group(pid: int) -> None:

@@ -1,6 +1,7 @@
 """The supervisor against workers that end in every way: the worker is a small real process, only its command is replaced."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,9 +10,9 @@ import time
 import pytest
 
 from grpo_portable import supervise
-from grpo_portable.errors import Interrupted, UsageError
+from grpo_portable.errors import Interrupted, RunFolderError, UsageError
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import create, read_lines
+from grpo_portable.run import create, open_run, read_lines
 
 ANSWER = {"paths": {p: {"open": True, "fits": True} for p in ("fp8-vllm", "bf16-hf", "qlora-hf", "cpu")}}
 WORKER = """
@@ -21,7 +22,7 @@ rung = json.loads((folder / "rung.json").read_text())
 count = folder / "starts"
 n = int(count.read_text()) if count.exists() else 0
 count.write_text(str(n + 1))
-(folder / "heartbeat").write_text(json.dumps({"doing": "update"}))
+(folder / "heartbeat").write_text(json.dumps({"doing": "update", "pid": os.getpid()}))
 kind, _, text = behaviours[min(n, len(behaviours) - 1)].partition(":")
 print(text, flush=True)
 if kind == "done":
@@ -34,6 +35,13 @@ elif kind == "hang":
     time.sleep(60)
 elif kind == "wait":
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(SystemExit(130)))
+    time.sleep(60)
+elif kind == "save":
+    def save(*_):
+        time.sleep(1)
+        (folder / "saved").write_text("whole")
+        raise SystemExit(130)
+    signal.signal(signal.SIGTERM, save)
     time.sleep(60)
 elif kind == "fail":
     code, fact = text.split(" ", 1)
@@ -111,27 +119,65 @@ def test_an_endless_failure_ends(start):
     assert int((start.run.path / "starts").read_text()) <= 5
 
 
-def test_ctrl_c_ends_the_worker_and_says_how_to_go_on(tmp_path):
-    """A real parent process gets SIGINT; its worker, in another process group, must be gone afterwards."""
-    script = tmp_path / "parent.py"
-    script.write_text(
-        "import sys, json\n"
-        "from pathlib import Path\n"
-        "from grpo_portable import supervise, cli\n"
-        "from grpo_portable.recipe import Recipe\n"
-        "from grpo_portable.run import create\n"
-        f"WORKER = {WORKER!r}\n"
-        f"run = create(Path({str(tmp_path / 'run')!r}), Recipe(path='cpu', micro_batch=8, rollout_rows=64))\n"
-        "supervise.worker_command = lambda run, rung, n: [sys.executable, '-c', WORKER, str(run.path), json.dumps(['wait:'])]\n"
-        "supervise.supervise(run)\n"
-    )
-    parent = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True)
+PARENT = """
+import json, sys
+from pathlib import Path
+from grpo_portable import supervise
+from grpo_portable.recipe import Recipe
+from grpo_portable.run import create, open_run
+WORKER, folder, behaviour = sys.argv[1:4]
+LAUNCHER = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', *sys.argv[1:]]).returncode)"
+folder = Path(folder)
+run = create(folder, Recipe(path="cpu", micro_batch=8, rollout_rows=64))
+supervise.worker_command = lambda run, rung, n: [
+    sys.executable, "-c", LAUNCHER, WORKER, str(run.path), json.dumps([behaviour]), "grpo_portable.worker"
+]
+supervise.supervise(run)
+"""
+
+
+def parent(folder, behaviour):
+    """A real supervisor process with a worker under a launcher, as accelerate's; returns once the worker is at work."""
+    command = [sys.executable, "-c", PARENT, WORKER, str(folder), behaviour]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     for _ in range(200):
-        if (tmp_path / "run" / "starts").exists():
+        if (folder / "heartbeat").exists() and (folder / "heartbeat").read_text():
             break
         time.sleep(0.05)
-    parent.send_signal(signal.SIGINT)
-    _, text = parent.communicate(timeout=20)
+    time.sleep(0.3)
+    return process
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_lets_the_worker_save_and_says_how_to_go_on(tmp_path, sent):
+    process = parent(tmp_path / "run", "save:")
+    process.send_signal(sent)
+    _, text = process.communicate(timeout=30)
     assert "Interrupted" in text and "saved" in text
+    assert (tmp_path / "run" / "saved").read_text() == "whole"
     assert [e["kind"] for e in read_lines(tmp_path / "run" / "events.jsonl")] == ["interrupted"]
     assert Interrupted.exit_code == 130
+
+
+def test_two_supervisors_never_share_a_folder(tmp_path):
+    first = parent(tmp_path / "run", "save:")
+    try:
+        with pytest.raises(RunFolderError) as caught:
+            supervise.supervise(open_run(tmp_path / "run"))
+        assert "at work already" in str(caught.value)
+    finally:
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=30)
+
+
+def test_a_worker_whose_supervisor_was_killed_is_not_doubled(tmp_path):
+    first = parent(tmp_path / "run", "save:")
+    first.kill()
+    first.wait()
+    worker = json.loads((tmp_path / "run" / "heartbeat").read_text())["pid"]
+    try:
+        with pytest.raises(RunFolderError) as caught:
+            supervise.supervise(open_run(tmp_path / "run"))
+        assert f"process {worker}" in str(caught.value)
+    finally:
+        os.kill(worker, signal.SIGTERM)
