@@ -19,40 +19,52 @@ from grpo_portable.errors import DataError
 from grpo_portable.guards import require_finite
 from grpo_portable.prompts import PromptBuilder
 from grpo_portable.recipe import Recipe
+from grpo_portable.worked import working
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Token ids and labels (-100 on the prompt), and how many rows were left out because their answer is too long."""
+    """Token ids and labels (-100 on the prompt), and how many rows were left out: answer too long, or without working."""
 
     examples: tuple[dict[str, list[int]], ...]
     over_length: int
+    no_working: int = 0
 
 
 def rows(questions: Sequence[Question], prompts: PromptBuilder, recipe: Recipe) -> Rows:
     """The bootstrap's examples, at most `bootstrap_limit`, drawn by seed. DataError when none is short enough.
 
-    An answer longer than `max_completion_tokens` is left out: the model would learn to be cut off.
+    An answer longer than `max_completion_tokens` is left out, since the model would learn to be cut off, and so is one without
+    working, since it would learn to guess.
     """
     order = list(questions)
     random.Random(f"bootstrap {recipe.seed}").shuffle(order)
     examples: list[dict[str, list[int]]] = []
-    over = 0
+    over = bare = 0
     for question in order:
         if recipe.bootstrap_limit and len(examples) == recipe.bootstrap_limit:
             break
+        if not working(question):
+            bare += 1
+            continue
         target = prompts.target_ids(question)
         if len(target) > recipe.max_completion_tokens:
             over += 1
             continue
         prompt = prompts.ids(question.question)
         examples.append({"input_ids": [*prompt, *target], "labels": [-100] * len(prompt) + list(target)})
+    if not examples and bare:
+        raise DataError(
+            "the bootstrap has nothing to learn from",
+            because=f"{bare} of the {len(order)} answers have no working, only an answer",
+            help="name a set with worked answers: bootstrap_data: openai/gsm8k, or set bootstrap_epochs to 0",
+        )
     if not examples:
         raise DataError(
             f"all {over} worked answers are longer than max_completion_tokens {recipe.max_completion_tokens}",
             help="set max_completion_tokens higher, or bootstrap_epochs to 0",
         )
-    return Rows(tuple(examples), over)
+    return Rows(tuple(examples), over, bare)
 
 
 def bootstrap(

@@ -1,42 +1,37 @@
 """Questions with gold answers that can be read: any source → a tuple of `Question`, with what was left out and why.
 
-Sources: `arithmetic` (the built-in problems), a JSONL, JSON, CSV, TSV or Parquet file (also gzipped text), a folder with
-one file a split, or a data set of the hub. Every gold answer goes through `answers.parse_gold` here, so that a reward or
-an evaluation never meets one it cannot read. Rows are counted from 1. Torch-free.
+Rows come from `rows`, what is special about public sets from `sources`. Every gold answer goes through `answers.parse_gold`
+here, so that a reward or an evaluation never meets one it cannot read. Rows are counted from 1. Torch-free.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import json
 import random
-import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from grpo_portable.answers import parse_gold
+from grpo_portable.answers import answer_text, parse_gold
 from grpo_portable.errors import DataError
+from grpo_portable.markup import boxes
+from grpo_portable.rows import Rows, Stream, rows_of
+from grpo_portable.sources import Known, left_out, problem, recognise
 
 QUESTION_COLUMNS = ("question", "problem", "prompt", "input")
 ANSWER_COLUMNS = ("answer", "expected_answer", "solution", "gold", "target", "label")
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
-BUILT_IN = "arithmetic"
-BUILT_IN_TRAIN_COUNT = 4000
+WORKING_COLUMNS = ("solution", "generated_solution", "rationale", "reasoning")
 
 
 @dataclass(frozen=True)
 class Question:
-    """`gold` is canonical text as `answers` compares it; `answer` is the source's own text, working included."""
+    """`gold` is canonical text as `answers` compares it (an expression, if asked for); `answer` is the source's own text."""
 
     id: str
     question: str
     gold: str
     answer: str
+    working: str = ""  # the worked solution, where it stands in a column of its own
 
 
 @dataclass(frozen=True)
@@ -58,36 +53,41 @@ def load_questions(
     style: str = "gsm8k_marker",
     limit: int = 0,
     seed: int = 0,
+    symbolic: bool = False,
 ) -> Loaded:
     """The usable questions of one split, in the order of the source; at most `limit` of them (0: all), drawn by `seed`.
 
-    Raises DataError when the source cannot be found or read, has no question or answer column, or holds no usable row.
+    `symbolic` keeps gold answers that are no numbers, as text. Public sets are read as `sources` knows them. Raises DataError
+    when the source cannot be found or read, has no question or answer column, or holds no usable row.
     """
-    rows = _rows(source, config, split, limit)
-    if len(rows) == 0:
-        raise DataError(f"`{source}` ({split}) holds no rows")
-    question_column, answer_column = _columns(rows, source, question_column, answer_column)
-    order = list(range(len(rows)))
-    if 0 < limit < len(rows):
-        random.Random(f"questions {seed}").shuffle(order)
+    rows = rows_of(source, config=config, split=split, limit=limit, seed=seed)
+    reader = _reader(rows, source, question_column, answer_column, style, symbolic)
     kept: list[tuple[int, Question]] = []
     skipped: list[tuple[int, str]] = []
-    for index in order:
-        if limit and len(kept) == limit:
-            break
-        read = _question(rows[index], index + 1, split, question_column, answer_column, style)
+    seen: dict[str, int] = {}
+    looked_at = 0
+    for index, row in _in_order(rows, limit, seed):
+        looked_at += 1
+        read = reader.question(row, index + 1, split)
+        if isinstance(read, Question) and reader.known is not None and reader.known.repeated:
+            first = seen.setdefault(normalised(read.question), index + 1)
+            read = read if first == index + 1 else f"the same problem as row {first}"
         if isinstance(read, str):
             skipped.append((index + 1, read))
         else:
             kept.append((index, read))
+        if limit and len(kept) == limit:
+            break
     if not kept:
-        row, reason = min(skipped)
+        row_number, reason = min(skipped)
         raise DataError(
             f"none of the {len(skipped)} rows of `{source}` ({split}) can be used",
-            because=f"row {row}: {reason}",
-            help=f"check answer_style ({style}), question_column ({question_column}) and answer_column ({answer_column})",
+            because=f"row {row_number}: {reason}",
+            help=f"check answer_style ({style}), question_column ({reader.question_column}) and "
+            f"answer_column ({reader.answer_column})",
         )
-    return Loaded(tuple(q for _, q in sorted(kept)), tuple(sorted(skipped)), len(rows))
+    total = looked_at if isinstance(rows, Stream) else len(rows)
+    return Loaded(tuple(q for _, q in sorted(kept, key=lambda pair: pair[0])), tuple(sorted(skipped)), total)
 
 
 def normalised(question: str) -> str:
@@ -109,25 +109,61 @@ def refuse_overlap(train: Sequence[Question], held_out: Sequence[Question]) -> N
         raise DataError(
             f"{len(shared)} of the {len(held_out)} held-out questions also stand in the training data",
             because=f"for example {first_held_out} is the same question as {first_train}",
-            help="choose another eval_data or eval_split, or remove these rows from the training data",
+            help="choose another eval_data or eval_split, or leave these rows out of the training with on_overlap: drop",
         )
 
 
-def _question(
-    row: Any, number: int, split: str, question_column: str, answer_column: str, style: str
-) -> Question | str:
-    """The row as a Question, or the reason why it cannot be used."""
-    if not isinstance(row, Mapping):
-        return "the line is not a JSON object" if row is None else f"the row is {type(row).__name__}, not an object"
-    question, answer = _text(_pick(row, question_column)), _pick(row, answer_column)
-    if not question.strip():
-        return f"column `{question_column}` is empty"
-    if answer is None or (isinstance(answer, str) and not answer.strip()):
-        return f"column `{answer_column}` is empty"
-    gold = parse_gold(answer, style)
-    if gold is None:
-        return f"gold answer {_shortened(str(answer))!r} cannot be read"
-    return Question(f"{split}-{number}", question, gold, str(answer))
+@dataclass(frozen=True)
+class _Reader:
+    """How the rows of one source become questions."""
+
+    question_column: str
+    answer_column: str
+    working_column: str | None
+    style: str
+    symbolic: bool
+    known: Known | None
+
+    def question(self, row: Any, number: int, split: str) -> Question | str:
+        """The row as a Question, or the reason why it cannot be used."""
+        if not isinstance(row, Mapping):
+            return "the line is not a JSON object" if row is None else f"the row is {type(row).__name__}, not an object"
+        if reason := left_out(row, self.known):
+            return reason
+        text, answer = _text(_pick(row, self.question_column)), _pick(row, self.answer_column)
+        if not text.strip():
+            return f"column `{self.question_column}` is empty"
+        if answer is None or (isinstance(answer, str) and not answer.strip()):
+            return f"column `{self.answer_column}` is empty"
+        gold = parse_gold(answer, self.style) or (expression(answer) if self.symbolic else None)
+        if gold is None:
+            return f"gold answer {_shortened(str(answer))!r} cannot be read" + (
+                "" if self.symbolic else " as a number (the reward symbolic_correctness compares expressions)"
+            )
+        working = _text(_pick(row, self.working_column)) if self.working_column else ""
+        return Question(f"{split}-{number}", problem(text, self.known), gold, str(answer), working)
+
+
+def expression(answer: Any) -> str | None:
+    """A gold answer that is no number as text: what stands in its last box, after its marker or label, or all of it."""
+    if not isinstance(answer, str):
+        return None
+    found = boxes(answer)
+    text = answer[slice(*found[-1])] if found else None
+    text = text or answer_text(answer, "gsm8k_marker") or answer_text(answer, "free") or answer
+    return text.strip().strip("$").strip() or None
+
+
+def _in_order(rows: Rows, limit: int, seed: int) -> Iterator[tuple[int, Any]]:
+    """(index, row): a stream as it comes, other rows in their order, or shuffled by seed when only some are wanted."""
+    if isinstance(rows, Stream):
+        yield from enumerate(rows)
+        return
+    order = list(range(len(rows)))
+    if 0 < limit < len(rows):
+        random.Random(f"questions {seed}").shuffle(order)
+    for index in order:
+        yield index, rows[index]
 
 
 def _shortened(text: str, limit: int = 60) -> str:
@@ -155,107 +191,33 @@ def _pick(row: Mapping[str, Any], column: str) -> Any:
     return value
 
 
-def _columns(rows: Sequence[Any], source: str, question: str, answer: str) -> tuple[str, str]:
-    """The two columns' names, guessed where `auto`; DataError lists what there is."""
+def _reader(rows: Rows, source: str, question: str, answer: str, style: str, symbolic: bool) -> _Reader:
+    """Columns as named, else as the public set has them, else guessed; DataError lists what there is."""
     names: dict[str, None] = {}
-    for index in range(min(100, len(rows))):
-        row = rows[index]
+    first = rows.first(100) if isinstance(rows, Stream) else [rows[i] for i in range(min(100, len(rows)))]
+    for row in first:
         names.update(dict.fromkeys(str(k) for k in row) if isinstance(row, Mapping) else {})
+    if not first:
+        raise DataError(f"`{source}` holds no rows")
+    known = recognise(source, names)
+    by_lower = {name.lower(): name for name in reversed(names)}
     found = []
-    for wanted, known, kind in ((question, QUESTION_COLUMNS, "question"), (answer, ANSWER_COLUMNS, "answer")):
-        by_lower = {name.lower(): name for name in reversed(names)}
-        name = wanted if wanted != "auto" else next((by_lower[k] for k in known if k in by_lower), None)
+    for wanted, of_set, guesses, kind in (
+        (question, known.question if known else "", QUESTION_COLUMNS, "question"),
+        (answer, known.answer if known else "", ANSWER_COLUMNS, "answer"),
+    ):
+        name: str | None = wanted
+        if wanted == "auto" and of_set and of_set.split(".")[0] in names:
+            name = of_set
+        elif wanted == "auto":
+            name = next((by_lower[k] for k in guesses if k in by_lower), None)
         if name is None or name.split(".")[0] not in names:
             raise DataError(
                 f"`{source}` has no {kind} column" + (f" `{wanted}`" if wanted != "auto" else ""),
                 because=f"its columns are {', '.join(names) or 'none'}",
                 help=f"name it with {kind}_column"
-                + (f", or call it {' or '.join(known[:2])}" if wanted == "auto" else ""),
+                + (f", or call it {' or '.join(guesses[:2])}" if wanted == "auto" else ""),
             )
         found.append(name)
-    return found[0], found[1]
-
-
-def _rows(source: str, config: str, split: str, limit: int) -> Sequence[Any]:
-    if source == BUILT_IN:
-        from grpo_portable.embedded import problems
-
-        default = BUILT_IN_TRAIN_COUNT if split == "train" else problems.REPORT_COUNT
-        return problems.generate(split, max(default, limit), problems.REPORT_SEED)
-    path = Path(source).expanduser()
-    if path.is_file():
-        return _file_rows(path)
-    if path.is_dir():
-        file = next((f for s in SUFFIXES for f in (path / f"{split}{s}", path / f"{split}{s}.gz") if f.is_file()), None)
-        return _file_rows(file) if file else _data_set_rows(source, config, split)
-    if _suffix(path) in SUFFIXES or source.startswith((".", "/", "~")):
-        raise DataError(f"data file `{source}` is not there", help="check the path; hub data sets are named owner/name")
-    return _data_set_rows(source, config, split)
-
-
-def _suffix(path: Path) -> str:
-    return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
-
-
-def _file_rows(path: Path) -> Sequence[Any]:
-    suffix = _suffix(path)
-    if suffix not in SUFFIXES:
-        raise DataError(f"`{path}` is of a kind that is not known", help=f"give one of {', '.join(SUFFIXES)}")
-    try:
-        if suffix == ".parquet":
-            return _parquet_rows(path)
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix.lower() == ".gz" else raw).decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"`{path}` cannot be read", because=str(error)) from error
-    if suffix in (".csv", ".tsv"):
-        return list(csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if suffix == ".tsv" else ","))
-    if suffix == ".json" and re.match(r"\s*\[", text):
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise DataError(f"`{path}` is not JSON", because=str(error)) from error
-    return [_json_or_none(line) for line in text.split("\n") if line.strip()]
-
-
-def _json_or_none(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _parquet_rows(path: Path) -> Sequence[Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError(
-            f"`{path}` needs pyarrow to be read",
-            help="install the training packages: pip install 'grpo-portable[train]'",
-        ) from error
-    try:
-        return pyarrow.parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowException as error:
-        raise DataError(f"`{path}` is not a Parquet file", because=str(error)) from error
-
-
-def _data_set_rows(source: str, config: str, split: str) -> Sequence[Any]:
-    """The rows of a data set of the hub, or of a folder in its layout. No code of a data set is ever run."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(
-            f"`{source}` needs the package datasets", help="pip install 'grpo-portable[train]', or give a JSONL file"
-        ) from error
-    try:
-        return datasets.load_dataset(source, config or None, split=split)
-    # `datasets` raises its own, pyarrow's, the hub client's and the network library's errors here: all mean "not to be had"
-    except Exception as error:
-        first_line = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise DataError(
-            f"data set `{source}`" + (f" ({config})" if config else "") + f", split {split}, could not be loaded",
-            because=first_line,
-            help="without a network give a local file instead: --data questions.jsonl, one "
-            '{"question": …, "answer": …} a line, or a folder with train.jsonl and test.jsonl',
-        ) from error
+    working = next((by_lower[k] for k in WORKING_COLUMNS if k in by_lower and by_lower[k] not in found), None)
+    return _Reader(found[0], found[1], working, style, symbolic, known)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_portable import answers
+from grpo_portable import answers, judge
 from grpo_portable.data import Question
 from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
 from grpo_portable.recipe import Recipe
@@ -87,15 +87,16 @@ def join(data: Fitted, shares: Sequence[Path], file: Path) -> None:
 def answered(question: Question, completion: Completion, prompts: PromptBuilder, style: str) -> dict[str, Any]:
     """The record of one answer."""
     text = completion_text(prompts.tokenizer, completion.token_ids, prompts.stop_ids)
+    gold = question.gold
     return {
         "id": question.id,
         "question": question.question,
-        "gold": question.gold,
+        "gold": gold,
         "completion": text,
-        "extracted": answers.extract(text, style),
-        "correct": answers.is_correct(text, question.gold, style),
-        "lenient_extracted": answers.extract_lenient(text, style),
-        "lenient": answers.is_correct_lenient(text, question.gold, style),
+        "extracted": judge.extracted(text, gold, style),
+        "correct": bool(judge.correct(text, gold, style)),
+        "lenient_extracted": judge.extracted_lenient(text, gold, style),
+        "lenient": bool(judge.lenient(text, gold, style)),
         "tokens": len(completion.token_ids),
         "finish_reason": completion.finish_reason,
         "marker": answers.has_marker(text, style),

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from grpo_portable.answers import START_WORKING
 from grpo_portable.data import Question
 from grpo_portable.errors import DataError, RecipeError
-from grpo_portable.recipe import Recipe
+from grpo_portable.recipe import Recipe, is_template
+from grpo_portable.worked import target
 
+LITTLE_ROOM = 1024  # tokens an answer to a contest problem should have at least
 _MARK = "ANSWER-STANDS-HERE"  # stands for an assistant's text when the template's end-of-turn token is looked up
-_CALCULATOR = re.compile(r"<<[^<>\n]*>>")  # GSM8K's calculator annotations: <<3*4=12>>
 
 
 @dataclass(frozen=True)
@@ -35,21 +36,28 @@ class PromptBuilder:
     enable_thinking: bool | None
     shots: tuple[Question, ...]
     generation_stop_ids: tuple[int, ...]
+    style: str = "gsm8k_marker"
+    folded: str | None = None  # why the system text stands in the user's turn, None when it has a turn of its own
 
     def messages(self, question: str) -> list[dict[str, str]]:
         """The conversation that ends with the question."""
-        turns = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        turns = []
         for shot in self.shots:
             turns.append({"role": "user", "content": self._asked(shot.question)})
-            turns.append({"role": "assistant", "content": worked_answer(shot.answer)})
-        return [*turns, {"role": "user", "content": self._asked(question)}]
+            turns.append({"role": "assistant", "content": target(shot, self.style)})
+        turns.append({"role": "user", "content": self._asked(question)})
+        if self.system_prompt and self.folded is not None:
+            turns[0]["content"] = f"{self.system_prompt}\n\n{turns[0]['content']}"
+        elif self.system_prompt:
+            turns.insert(0, {"role": "system", "content": self.system_prompt})
+        return turns
 
     def text(self, question: str) -> str:
         """The whole prompt as text, as far as the point where the model goes on."""
         if self.template is not None:
             return self._rendered(self.messages(question), generation_prompt=True)
         parts = [self.system_prompt] if self.system_prompt else []
-        parts += [self._asked(shot.question) + worked_answer(shot.answer) for shot in self.shots]
+        parts += [self._asked(shot.question) + target(shot, self.style) for shot in self.shots]
         return "\n\n".join([*parts, self._asked(question)])
 
     def ids(self, question: str) -> tuple[int, ...]:
@@ -76,9 +84,15 @@ class PromptBuilder:
         wanted = (self.tokenizer.eos_token_id, self.turn_end_id, *self.generation_stop_ids)
         return tuple(dict.fromkeys(i for i in wanted if i is not None))
 
+    @cached_property
+    def opens_reasoning(self) -> bool:
+        """Whether the prompt itself ends with the tag that opens the reasoning, so that a completion starts inside it."""
+        return self.text("?").rstrip().endswith(START_WORKING)
+
     def target_ids(self, question: Question) -> tuple[int, ...]:
         """The token ids of the worked answer, end token included: what the bootstrap teaches after `ids`."""
-        ids = self.tokenizer(worked_answer(question.answer), add_special_tokens=False)["input_ids"]
+        text = target(question, self.style, opened=self.opens_reasoning)
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return (*ids, self.turn_end_id) if self.turn_end_id is not None else tuple(ids)
 
     def describe(self, question: str) -> dict[str, Any]:
@@ -86,6 +100,7 @@ class PromptBuilder:
         return {
             "chat_template": self.template is not None,
             "few_shot": len(self.shots),
+            "system_in_user_turn": self.folded,
             "stop": [self.tokenizer.decode([i]) for i in self.stop_ids],
             "example": self.text(question),
             "example_tokens": len(self.ids(question)),
@@ -130,11 +145,13 @@ def builder(
         template = tokenizer.chat_template
         if isinstance(template, Mapping):  # some tokenizers name several
             template = template.get("default") or next(iter(template.values()))
+    elif is_template(recipe.chat_template):
+        template = recipe.chat_template
     else:
         template = _template_file(recipe.chat_template)
     if tokenizer.eos_token_id is None and not generation_stop_ids:
         raise RecipeError("the tokenizer names no end token", because="a completion could never end")
-    return PromptBuilder(
+    made = PromptBuilder(
         tokenizer,
         template,
         recipe.system_prompt,
@@ -142,7 +159,27 @@ def builder(
         recipe.enable_thinking,
         tuple(shots),
         tuple(generation_stop_ids),
+        recipe.answer_style,
     )
+    return _folded_if_needed(made)
+
+
+def _folded_if_needed(made: PromptBuilder) -> PromptBuilder:
+    """The builder with its system text in the first user turn, where the template refuses a system turn or drops it."""
+    if made.template is None or not made.system_prompt:
+        return made
+    try:
+        if " ".join(made.system_prompt.split()) in " ".join(made.text("?").split()):
+            return made
+        because = "the chat template leaves a system message out"
+    except RecipeError as error:
+        because = f"the chat template refuses a system message ({error.because})"
+    folded = replace(made, folded=because)
+    try:
+        folded.text("?")
+    except RecipeError:
+        return made  # the template fails either way: its own error is told when it is used
+    return folded
 
 
 def fit(questions: Sequence[Question], builder: PromptBuilder, *, max_tokens: int, percentile: float = 100.0) -> Fitted:
@@ -171,16 +208,29 @@ def fit(questions: Sequence[Question], builder: PromptBuilder, *, max_tokens: in
     )
 
 
+def answer_room(recipe: Recipe, fitted: Fitted) -> int:
+    """Tokens an answer may have: max_completion_tokens, or with context_tokens what the longest kept prompt leaves of it.
+
+    DataError when nothing is left.
+    """
+    if not recipe.context_tokens:
+        return recipe.max_completion_tokens
+    longest = max(len(ids) for ids in fitted.prompts)
+    room = min(recipe.max_completion_tokens, recipe.context_tokens - longest)
+    if room < 1:
+        raise DataError(
+            f"the longest prompt has {longest} tokens of the {recipe.context_tokens} of context_tokens",
+            because="nothing is left for an answer",
+            help="raise context_tokens, or lower max_prompt_tokens or prompt_percentile",
+        )
+    return room
+
+
 def choose_shots(questions: Sequence[Question], count: int, seed: int) -> tuple[Question, ...]:
     """The worked examples of a run, drawn by `seed`; they must then be left out of the training questions."""
     if count > len(questions):
         raise DataError(f"few_shot {count} wants more examples than the {len(questions)} training questions")
     return tuple(random.Random(f"shots {seed}").sample(list(questions), count))
-
-
-def worked_answer(answer: str) -> str:
-    """A data set's worked answer as the model should write it: GSM8K's calculator marks removed."""
-    return _CALCULATOR.sub("", answer).strip()
 
 
 def completion_text(tokenizer: Any, ids: Sequence[int], stop_ids: Sequence[int]) -> str:

@@ -101,12 +101,18 @@ def data_used(run: RunFolder, recipe: Recipe, part: str, loaded: data.Loaded, fi
         "longest_prompt_tokens": max(len(ids) for ids in fitted.prompts),
     }
     note(run, data=known)
-    already = {(e.get("kind"), e.get("message")) for e in read_lines(run.events_file)}
-    if loaded.skipped and here().is_main:
+    if loaded.skipped:
         first = "; ".join(f"row {row}: {reason}" for row, reason in loaded.skipped[:3])
         message = f"{len(loaded.skipped)} rows of {name} ({split}) cannot be used and were left out: {first}"
-        if ("data", message) not in already:
-            run.event("data", message, rows=[row for row, _ in loaded.skipped[:100]])
+        tell_once(run, "data", message, rows=[row for row, _ in loaded.skipped[:100]])
+
+
+def tell_once(run: RunFolder, kind: str, message: str, **more: Any) -> None:
+    """An event, unless the run was told the same before it was resumed; of several processes only the first writes."""
+    if here().is_main and (kind, message) not in {
+        (e.get("kind"), e.get("message")) for e in read_lines(run.events_file)
+    }:
+        run.event(kind, message, **more)
 
 
 def _versions() -> dict[str, str]:

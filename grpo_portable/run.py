@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ class RunFolder:
 
     def update_json(self, name: str, **values: Any) -> None:
         self.write_json(name, {**self.read_json(name), **values})
+
+    def settle(self, **values: Any) -> None:
+        """Write values that the data settled into the run's recipe, so that it is complete; its header stays."""
+        lines = self.recipe_file.read_text(encoding="utf-8").splitlines()
+        header = "\n".join(
+            line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines)
+        )
+        write_atomically(self.recipe_file, to_yaml(replace(load(self.recipe_file), **values), header))
 
     def event(self, kind: str, message: str, **more: Any) -> None:
         """Append an event: kind (fallback, retry, nonfinite, reward, data, engine, resume, saved ...), a sentence, details."""

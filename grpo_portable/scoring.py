@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_portable import answers, stats, verdict
+from grpo_portable import answers, judge, stats, verdict
 from grpo_portable.run import RunFolder, read_lines
 
 SCHEMA = 1
@@ -65,17 +65,22 @@ def read_samples(file: Path, style: str) -> dict[str, list[Answer]]:
 def grade(record: Mapping[str, Any], style: str) -> Answer:
     """A record of a generations file, read from its completion and gold alone."""
     completion, gold = record.get("completion"), record.get("gold")
-    extracted, strict = answers.extract(completion, style), answers.is_correct(completion, gold, style)
-    lenient = answers.is_correct_lenient(completion, gold, style)
     stored, finish = (record.get("correct"), record.get("lenient")), record.get("finish_reason")
+    # an expression that cannot be compared here (no math-verify) keeps the mark it was given where it could be
+    strict, lenient = (
+        bool(was if now is None else now)
+        for now, was in zip(
+            (judge.correct(completion, gold, style), judge.lenient(completion, gold, style)), stored, strict=True
+        )
+    )
     return Answer(
         id=str(record.get("id")),
         question=str(record.get("question") or ""),
         gold="" if gold is None else str(gold),
         completion=completion if isinstance(completion, str) else "" if completion is None else str(completion),
-        extracted=extracted,
+        extracted=judge.extracted(completion, gold, style),
         strict=strict,
-        lenient_extracted=answers.extract_lenient(completion, style),
+        lenient_extracted=judge.extracted_lenient(completion, gold, style),
         lenient=lenient,
         marker=answers.has_marker(completion, style),
         tokens=record["tokens"] if isinstance(record.get("tokens"), int) else None,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_portable import bootstrap, checkpoint, data, evaluate, failure, policy, prompts, record, rewards
+from grpo_portable import bootstrap, checkpoint, data, evaluate, failure, policy, prompts, questions, record, rewards
 from grpo_portable.engines import PathSettings, open_engine, path_settings
 from grpo_portable.errors import (
     Interrupted,
@@ -43,6 +43,7 @@ class Session:
     model: Any
     builder: prompts.PromptBuilder
     train: prompts.Fitted | None
+    taught: tuple[data.Question, ...] | None  # of the bootstrap, where it has a set of its own
     held_out: prompts.Fitted
     engine: Rollout
     stop: StopSignal
@@ -88,10 +89,10 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     device = torch.device("cpu") if recipe.path == "cpu" else torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     run.heartbeat("reading the questions")
     only_evaluate = task.get("only") == "evaluate"
-    train_data = None if only_evaluate and not recipe.few_shot else _load(recipe, "train")
-    held_out_data = _load(recipe, "eval")
-    if train_data is not None:
-        data.refuse_overlap(train_data.questions, held_out_data.questions)
+    asked = questions.gather(recipe, train=not only_evaluate or recipe.few_shot > 0)
+    train_data, held_out_data = asked.train, asked.held_out
+    for told in asked.told:
+        record.tell_once(run, "data", told)
     run.heartbeat(f"loading {recipe.model}")
     full_precision = recipe.lora_rank == 0 and not only_evaluate  # all weights are trained: they are their own masters
     loaded = policy.load(
@@ -106,6 +107,9 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     )
     train = None if only_evaluate or train_data is None else _fit(train_data, builder, recipe, shots, "train")
     held_out = _fit(held_out_data, builder, recipe, (), "eval")
+    recipe = _with_answer_room(run, recipe, train or held_out)
+    if builder.folded:
+        record.tell_once(run, "prompt", f"the system text stands in the user's turn: {builder.folded}")
     set_seed(recipe.seed)  # the adapter's first values
     if task.get("adapter"):
         model = policy.load_adapter(loaded.model, Path(task["adapter"]))
@@ -118,21 +122,23 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     run.heartbeat("starting the engine")
     engine = open_engine(settings, model, loaded.tokenizer, recipe, run=run)
     record.note(run, engine=engine.name, engine_details=engine.describe() if isinstance(engine, Resting) else None)
-    return Session(run, recipe, settings, device, loaded, model, builder, train, held_out, engine, stop, here())
+    taught = None if asked.bootstrap is None else asked.bootstrap.questions
+    return Session(run, recipe, settings, device, loaded, model, builder, train, taught, held_out, engine, stop, here())
 
 
-def _load(recipe: Recipe, part: str) -> data.Loaded:
-    for_training = part == "train"
-    return data.load_questions(
-        recipe.data if for_training else recipe.eval_data,
-        config=recipe.data_config,
-        split=recipe.data_split if for_training else recipe.eval_split,
-        question_column=recipe.question_column,
-        answer_column=recipe.answer_column,
-        style=recipe.answer_style,
-        limit=recipe.train_limit if for_training else recipe.eval_limit,
-        seed=recipe.seed,
-    )
+def _with_answer_room(run: RunFolder, recipe: Recipe, fitted: prompts.Fitted) -> Recipe:
+    """The recipe with the answers' length settled by the prompts' (context_tokens); the run's own recipe says so too."""
+    room = prompts.answer_room(recipe, fitted)
+    if recipe.context_tokens and room < prompts.LITTLE_ROOM:
+        record.tell_once(
+            run,
+            "data",
+            f"answers have room for {room} tokens only: with less than {prompts.LITTLE_ROOM:,} many are cut off and their "
+            "rewards are equal and bad; raise context_tokens or lower prompt_percentile",
+        )
+    if room != recipe.max_completion_tokens and here().is_main:
+        run.settle(max_completion_tokens=room)
+    return replace(recipe, max_completion_tokens=room)
 
 
 def _fit(
@@ -208,9 +214,13 @@ def bootstrap_stage(session: Session) -> None:
         policy.restore(session.model, folder)
         return
     assert session.train is not None
-    examples = bootstrap.rows(session.train.questions, session.builder, recipe)
-    if examples.over_length:
-        run.event("data", f"{examples.over_length} worked answers are too long for the bootstrap and were left out")
+    examples = bootstrap.rows(session.taught or session.train.questions, session.builder, recipe)
+    for count, why in (
+        (examples.over_length, "are too long"),
+        (examples.no_working, "have no working, only an answer"),
+    ):
+        if count:
+            record.tell_once(run, "data", f"{count} answers {why} and were left out of the bootstrap")
 
     def tell(step: int, steps: int, logs: dict[str, float]) -> None:
         run.heartbeat(f"bootstrap, step {step}/{steps}")

@@ -10,8 +10,9 @@ import tiny
 
 from grpo_portable.data import Question
 from grpo_portable.errors import DataError, RecipeError
-from grpo_portable.prompts import builder, choose_shots, completion_text, fit, generation_stop_ids, worked_answer
+from grpo_portable.prompts import answer_room, builder, choose_shots, completion_text, fit, generation_stop_ids
 from grpo_portable.recipe import Recipe
+from grpo_portable.worked import worked_answer
 
 PLAIN = tiny.tokenizer()
 CHAT = tiny.tokenizer(tiny.CHAT_TEMPLATE)
@@ -115,3 +116,57 @@ def test_the_description_shows_one_prompt() -> None:
     assert shown["example"] == "<user>3+4?<end><assistant>"
     assert shown["stop"] == ["<eos>", "<end>"]
     assert shown["chat_template"] is True
+
+
+# --- a system text the template does not want
+
+REFUSES = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    + ("<{{ m.role }}>{{ m.content }}<end>{% endfor %}")
+)
+DROPS = "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}<end>{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "because"), [(REFUSES, "System role not supported"), (DROPS, "leaves a system message out")]
+)
+def test_a_system_text_the_template_does_not_take_goes_into_the_users_turn(template: str, because: str) -> None:
+    recipe = replace(Recipe(), chat_template=template, system_prompt="Add  it.\nThen stop.")
+    made = builder(PLAIN, recipe)
+    assert made.text("3+4?") == "<user>Add  it.\nThen stop.\n\n3+4?<end>"
+    assert because in (made.folded or "")
+    assert because in made.describe("3+4?")["system_in_user_turn"]
+    shown = builder(PLAIN, recipe, shots=SHOTS).messages("3+4?")
+    assert [m["role"] for m in shown] == ["user", "assistant", "user"]
+    assert shown[0]["content"].startswith("Add  it.")
+    assert builder(CHAT, replace(recipe, chat_template="auto")).folded is None
+    assert builder(PLAIN, replace(recipe, chat_template="none")).folded is None
+
+
+def test_the_template_of_system_c_opens_the_reasoning() -> None:
+    from grpo_portable import catalogue
+    from grpo_portable.recipe import load
+
+    recipe = load(catalogue.find("dapo-llama-3.2-1b-fp8"))
+    made = builder(PLAIN, recipe)
+    assert made.text("3+4?") == f"{recipe.system_prompt}<eos>3+4?<eos><start_working_out>"
+    assert made.opens_reasoning
+    assert made.stop_ids == (PLAIN.eos_token_id,)
+    taught = PLAIN.decode(made.target_ids(SHOTS[0]))
+    assert taught == "1+1=2<end_working_out><SOLUTION>2</SOLUTION><eos>"
+    closed = builder(CHAT, replace(recipe, chat_template="auto"))
+    assert not closed.opens_reasoning
+    assert PLAIN.decode(closed.target_ids(SHOTS[0])).startswith("<start_working_out>1+1=2<end_working_out>")
+
+
+def test_the_answer_gets_what_the_longest_prompt_leaves() -> None:
+    made = builder(PLAIN, Recipe())
+    questions = [Question(f"q-{n}", "x" * n, "1", "1") for n in range(1, 101)]
+    recipe = replace(Recipe(), context_tokens=2048, max_completion_tokens=1984, prompt_percentile=90.0)
+    fitted = fit(questions, made, max_tokens=512, percentile=recipe.prompt_percentile)
+    assert fitted.over_percentile == 10
+    assert answer_room(recipe, fitted) == 2048 - 90
+    assert answer_room(replace(recipe, max_completion_tokens=100), fitted) == 100
+    assert answer_room(replace(recipe, context_tokens=0), fitted) == 1984
+    with pytest.raises(DataError, match="90 tokens of the 90"):
+        answer_room(replace(recipe, context_tokens=90), fitted)

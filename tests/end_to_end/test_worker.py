@@ -252,6 +252,32 @@ def test_evaluation_alone(inputs: Path, whole: Path, tmp_path: Path) -> None:
         assert not (folder / "adapter").exists()
 
 
+def test_the_run_is_told_what_the_data_settled(inputs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    template += "{{ m.content }}{% endfor %}"
+    changes = {
+        "context_tokens": 40,
+        "max_prompt_tokens": 32,
+        "max_completion_tokens": 39,
+        "steps": 1,
+        "chat_template": template,
+    }
+    run.create(
+        folder,
+        recipe(inputs, system_prompt="Add.", eval_split="train", on_overlap="drop", eval_limit=2, **changes),
+        "why",
+    )
+    assert start(folder) == 0, (folder / "worker.log").read_text()
+    assert (folder / "recipe.yaml").read_text().startswith("# why\n")
+    settled = run.RunFolder(folder).recipe()
+    assert settled.max_completion_tokens == 40 - len("Add.\n\n1 plus 1?\n")
+    told = " ".join(e["message"] for e in read_lines(folder / "events.jsonl"))
+    for words in ("2 training questions are also held out", "no system", "answers have room for"):
+        assert words in told
+    assert json.loads((folder / "run.json").read_text())["data"]["train"]["used"] == 22
+
+
 def breaking(owner: Any, name: str, error: BaseException) -> Callable[[], None]:
     def put_in() -> None:
         def broken(*_: Any, **__: Any) -> Any:
