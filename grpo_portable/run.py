@@ -14,6 +14,7 @@ Torch-free. Nothing private is written: no host or user name, no environment val
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import time
@@ -145,10 +146,14 @@ def append_line(file: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The whole records of a JSONL file, in order; torn lines are passed over; nothing when the file is not there."""
-    if not file.exists():
+    """The whole records of a JSONL file, in order; torn lines are passed over; nothing when the file is not there.
+
+    A published run keeps its answers compressed: where there is no `file`, `file`.gz is read.
+    """
+    packed = file.with_name(file.name + ".gz")
+    if not file.exists() and not packed.exists():
         return
-    with file.open("rb") as lines:
+    with file.open("rb") if file.exists() else gzip.open(packed, "rb") as lines:
         for line in lines:
             try:
                 record = json.loads(line)

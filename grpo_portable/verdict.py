@@ -29,7 +29,8 @@ def sentence(scores: Mapping[str, Any]) -> str:
     verb = {"higher": "raised", "lower": "lowered"}.get(strict["verdict"], "moved")
     end = {"higher": "the gain is real", "lower": "the loss is real"}.get(strict["verdict"], "not shown to differ")
     if strict["verdict"] == "higher" and scores["lenient"]["verdict"] != "higher":
-        end = f"the gain is real, but it is one of format: {_lenient(scores)}"
+        of_format = "it is one of format: " if _is_format(scores) else "small: "
+        end = f"the gain is real, but {of_format}{_lenient(scores)}"
     return (
         f"GRPO {verb} strict accuracy from {percent(strict['base'])}{start} to {percent(strict['tuned'])} "
         f"on {strict['n']:,} questions ({points(strict['delta'])} points, 95 % interval {span(strict['interval'], sign=True)}, "
@@ -66,6 +67,8 @@ def _format(scores: Mapping[str, Any]) -> str | None:
     strict, lenient, gain = scores["strict"], scores["lenient"], scores["format_gain"]
     moved = f"strict accuracy moved by {points(strict['delta'])} points, lenient by {points(lenient['delta'])}"
     rose, lenient_rose = strict["verdict"] == "higher", lenient["verdict"] == "higher"
+    if rose and not lenient_rose and not _is_format(scores):
+        return f"{moved} ({p_text(lenient['p'])}): {_lenient(scores)} by itself, though the two do not differ from each other"
     if rose and not lenient_rose:
         return f"{moved}: the gain is in the format of the answers, not in the answers themselves; {_lenient(scores)}"
     if lenient_rose and not rose:
@@ -73,6 +76,11 @@ def _format(scores: Mapping[str, Any]) -> str | None:
     if rose and gain["interval"][0] > 0 and gain["delta"] >= 0.01:
         return f"{moved}: about {points(gain['delta'], sign=False)} points of the gain are format, the rest is answers"
     return None
+
+
+def _is_format(scores: Mapping[str, Any]) -> bool:
+    """Whether strict accuracy rose more than lenient did, beyond chance, or lenient accuracy fell."""
+    return scores["format_gain"]["interval"][0] > 0 or scores["lenient"]["verdict"] == "lower"
 
 
 def _lenient(scores: Mapping[str, Any]) -> str:

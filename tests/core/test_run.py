@@ -1,5 +1,6 @@
 """The run folder survives what a crash leaves behind."""
 
+import gzip
 import os
 
 import pytest
@@ -35,6 +36,11 @@ def test_a_torn_line_is_passed_over_and_closed(tmp_path):
         out.write(b'{"step": 2, "rew')  # the process died here
     append_line(file, {"step": 3})
     assert [r["step"] for r in read_lines(file)] == [1, 3]
+
+
+def test_published_answers_are_read_compressed(tmp_path):
+    (tmp_path / "base.jsonl.gz").write_bytes(gzip.compress(b'{"id": "1"}\n{"id": "2"}\n'))
+    assert [r["id"] for r in read_lines(tmp_path / "base.jsonl")] == ["1", "2"]
 
 
 def test_a_json_file_is_replaced_whole(tmp_path, monkeypatch):
