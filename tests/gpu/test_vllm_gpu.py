@@ -1,0 +1,295 @@
+"""vLLM itself on a CUDA card: the right tokens, the newest adapter, memory that comes back, and how long it takes to start.
+
+    pytest tests/gpu/test_vllm_gpu.py -s
+    GRPO_PORTABLE_TEST_MODEL=SmolLM2-135M-Instruct.Q4_1.gguf pytest tests/gpu/test_vllm_gpu.py -s
+
+Without a model a random Qwen3 of 60 million weights is used. `-s` shows what was measured.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rollouts
+import tiny
+import torch
+
+from grpo_portable import policy
+from grpo_portable.recipe import Recipe
+from grpo_portable.rollout.protocol import Completion, Sampling
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
+]
+MODEL = os.environ.get("GRPO_PORTABLE_TEST_MODEL")
+GREEDY = Sampling(max_tokens=48, temperature=0)
+RANDOM = {
+    "vocab_size": 4096,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.05,
+}
+
+
+def save_random(folder: Path) -> str:
+    rollouts.model("qwen3", torch.bfloat16, **RANDOM).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def load(source: str, **changes: Any) -> tuple[Any, Any, Any]:
+    """(policy with an adapter that does something, tokenizer, recipe)."""
+    recipe = replace(
+        Recipe(),
+        model=source,
+        path="bf16-vllm",
+        lora_rank=16,
+        lora_alpha=32.0,
+        max_prompt_tokens=128,
+        max_completion_tokens=128,
+        micro_batch=4,
+        group_size=8,
+        optimizer="adamw",
+        gradient_checkpointing=True,
+        **changes,
+    )
+    dtype = "bfloat16" if recipe.lora_rank else "float32"
+    loaded = policy.load(source, dtype=dtype, device="cuda")
+    torch.manual_seed(0)
+    adapted = policy.add_adapter(loaded.model, recipe)
+    move(adapted, 1)
+    return adapted, loaded.tokenizer, recipe
+
+
+def move(adapted: Any, seed: int, size: float = 0.02) -> None:
+    """A stand-in for an update of the adapter, or a small one of all weights."""
+    draw = torch.Generator("cuda").manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.trainable(adapted).values():
+            scale = size if hasattr(adapted, "peft_config") else 0.1 * parameter.float().std()
+            parameter.add_(torch.randn(parameter.shape, generator=draw, device="cuda") * scale)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return MODEL or save_random(tmp_path_factory.mktemp("model"))
+
+
+def opened(source: str, copy: str, *, sleep: bool | None, **changes: Any) -> Iterator[tuple[Any, Any]]:
+    from grpo_portable.rollout import vllm
+
+    adapted, tokenizer, recipe = load(source, **changes)
+    engine = vllm.make(adapted, tokenizer, recipe, rows=64, copy=copy, dtype="bfloat16", sleep=sleep)
+    print(f"\n{engine.describe()}")
+    yield adapted.eval(), engine
+    engine.close()
+
+
+def prompts(adapted: Any) -> list[list[int]]:
+    vocabulary = adapted.get_input_embeddings().weight.shape[0]
+    return [
+        [(7 * i + 13 * j) % (vocabulary - 10) + 5 for j in range(length)]
+        for i, length in enumerate((40, 3, 40, 90, 17))
+    ]
+
+
+def gap(adapted: Any, asked: list[list[int]], groups: list[list[Completion]], temperature: float = 1.0) -> torch.Tensor:
+    """Engine minus policy, log-probability of every drawn token."""
+    parts = [
+        torch.tensor(row.logprobs) - rollouts.logprobs(adapted, prompt, row, temperature)
+        for prompt, group in zip(asked, groups, strict=True)
+        for row in group
+    ]
+    return torch.cat(parts)
+
+
+def told(what: str, off: torch.Tensor) -> str:
+    size = off.abs()
+    return f"\n{what}: log-probabilities apart by {size.mean():.4f}, at most {size.max():.3f}, mean {off.mean():.4f}"
+
+
+def near_ties(adapted: Any, asked: list[list[int]], groups: list[list[Completion]], slack: float) -> None:
+    """Greedy rows: at every position the token drawn is the policy's first choice, up to `slack` nats."""
+    for prompt, (row, *_) in zip(asked, groups, strict=True):
+        ids = torch.tensor([[*prompt, *row.token_ids]], device="cuda")
+        with torch.no_grad():
+            scores = torch.log_softmax(adapted(input_ids=ids).logits[0, len(prompt) - 1 : -1].float(), -1)
+        drawn = scores.gather(-1, ids[0, len(prompt) :, None])[:, 0]
+        assert (scores.max(-1).values - drawn).max() < slack
+
+
+class TestSixteenBit:
+    @pytest.fixture(scope="class")
+    def made(self, source: str) -> Iterator[tuple[Any, Any]]:
+        yield from opened(source, "auto", sleep=True)
+
+    def test_greedy_is_the_policys_up_to_near_ties(self, made: Any) -> None:
+        adapted, engine = made
+        engine.sync(adapted)
+        asked = prompts(adapted)
+        groups = engine.generate(asked, 2, GREEDY)
+        assert all(group[0] == group[1] and len(group[0].token_ids) == 48 for group in groups)
+        near_ties(adapted, asked, groups, 0.1)
+
+    @pytest.mark.parametrize("temperature", [1.0, 0.7])
+    def test_logprobs_are_the_policys(self, made: Any, temperature: float) -> None:
+        adapted, engine = made
+        engine.sync(adapted)
+        asked = prompts(adapted)
+        groups = engine.generate(asked, 8, Sampling(max_tokens=64, temperature=temperature, seed=3))
+        off = gap(adapted, asked, groups, temperature)
+        print(told(f"16 bit at temperature {temperature}", off))
+        assert off.abs().mean() < 0.03 and off.abs().max() < 0.6 and abs(off.mean()) < 0.01
+
+    def test_an_update_changes_the_very_next_rollout(self, made: Any) -> None:
+        adapted, engine = made
+        asked = prompts(adapted)
+        engine.sync(adapted)
+        before = engine.generate(asked, 1, GREEDY)
+        for seed in (2, 3, 4):
+            engine.rest()
+            move(adapted, seed)
+            assert gap(adapted, asked, before).abs().mean() > 0.05  # the old rows are not the new policy's
+            engine.sync(adapted)
+            after = engine.generate(asked, 1, GREEDY)
+            near_ties(adapted, asked, after, 0.1)
+            assert gap(adapted, asked, after).abs().mean() < 0.03
+            before = after
+
+    def test_sleep_gives_memory_back_and_changes_nothing(self, made: Any) -> None:
+        adapted, engine = made
+        engine.sync(adapted)
+        asked = prompts(adapted)
+        wanted = engine.generate(asked, 1, GREEDY)
+        for _ in range(3):
+            torch.cuda.empty_cache()
+            awake, began = torch.cuda.mem_get_info()[0], time.perf_counter()
+            engine.rest()
+            slept, asleep = time.perf_counter() - began, torch.cuda.mem_get_info()[0]
+            began = time.perf_counter()
+            made_again = engine.generate(asked, 1, GREEDY)
+            woke = time.perf_counter() - began
+            print(f"\nfreed {(asleep - awake) / 2**30:.2f} GiB in {slept:.2f} s; woke and wrote in {woke:.2f} s")
+            assert asleep - awake > 0.8 * (engine.memory.gib["kv_cache"] + engine.memory.gib["engine_copy"]) * 2**30
+            assert [g[0].token_ids for g in made_again] == [g[0].token_ids for g in wanted]
+
+    def test_seeds_repeat_and_leave_the_trainers_generators_alone(self, made: Any) -> None:
+        adapted, engine = made
+        engine.sync(adapted)
+        asked = [prompts(adapted)[0]] * 2
+        states = torch.random.get_rng_state(), torch.cuda.get_rng_state()
+        drawn = [engine.generate(asked, 4, Sampling(max_tokens=32, seed=seed)) for seed in (1, 1, 2)]
+        assert torch.equal(states[0], torch.random.get_rng_state()) and torch.equal(
+            states[1], torch.cuda.get_rng_state()
+        )
+        texts = [[row.token_ids for group in groups for row in group] for groups in drawn]
+        assert len(set(texts[0])) == 8 and texts[0] != texts[2]
+        # the same noise on the same logits; kernels may round a batch another way, so a row or two may part at a near tie
+        assert sum(a == b for a, b in zip(texts[0], texts[1], strict=True)) >= 6
+
+    def test_rows_end_where_they_should(self, made: Any) -> None:
+        adapted, engine = made
+        engine.sync(adapted)
+        asked = prompts(adapted)
+        wanted = engine.generate(asked, 1, GREEDY)
+        stop = wanted[0][0].token_ids[5]
+        groups = engine.generate(asked, 1, replace(GREEDY, stop_ids=(stop,)))
+        for (row,), (whole,) in zip(groups, wanted, strict=True):
+            end = whole.token_ids.index(stop) + 1 if stop in whole.token_ids else 48
+            assert row.token_ids == whole.token_ids[:end]
+            assert row.finish_reason == ("stop" if stop in whole.token_ids else "length")
+        only = engine.generate(asked, 2, Sampling(max_tokens=20, top_k=1, seed=5))
+        near_ties(adapted, asked, only, 0.1)
+        assert all(value == pytest.approx(0, abs=1e-5) for row in rollouts.flat(only) for value in row.logprobs)
+
+
+class TestFp8:
+    @pytest.fixture(scope="class", params=["row", "block", "tensor"])
+    def made(self, source: str, request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+        if torch.cuda.get_device_capability() < (8, 9):
+            pytest.skip("this card has no FP8 arithmetic")
+        yield from opened(source, "fp8", sleep=None, fp8_scales=request.param)
+
+    def test_fp8_samples_from_nearly_the_policy(self, made: Any) -> None:
+        adapted, engine = made
+        asked = prompts(adapted)
+        for seed in (2, 3):
+            move(adapted, seed)
+            engine.sync(adapted)
+            groups = engine.generate(asked, 8, Sampling(max_tokens=64, seed=seed))
+            off = gap(adapted, asked, groups)
+            print(told(engine.precision, off))
+            assert off.mean() < 0.1 and off.abs().mean() < 0.25
+
+
+class TestAllWeights:
+    @pytest.fixture(scope="class")
+    def made(self, source: str) -> Iterator[tuple[Any, Any]]:
+        yield from opened(source, "auto", sleep=True, lora_rank=0)
+
+    def test_all_weights_are_taken_over(self, made: Any) -> None:
+        trained, engine = made
+        asked = prompts(trained)
+        for seed in (2, 3):
+            engine.rest()
+            move(trained, seed)
+            engine.sync(trained)
+            groups = engine.generate(asked, 4, Sampling(max_tokens=48, seed=seed))
+            with torch.autocast("cuda", torch.bfloat16):
+                off = gap(trained, asked, groups)
+            print(told("all weights", off))
+            assert off.abs().mean() < 0.05
+
+
+START = """
+import json, sys, time
+from test_vllm_gpu import load, prompts
+from grpo_portable.rollout import vllm
+from grpo_portable.rollout.protocol import Sampling
+if __name__ == "__main__":
+    adapted, tokenizer, recipe = load(sys.argv[1])
+    engine = vllm.make(adapted, tokenizer, recipe, rows=64, copy="auto", dtype="bfloat16", graphs=sys.argv[2])
+    engine.sync(adapted)
+    for _ in range(2):
+        began = time.perf_counter()
+        groups = engine.generate(prompts(adapted)[:4], 16, Sampling(max_tokens=128, seed=1))
+        seconds = time.perf_counter() - began
+    tokens = sum(len(row.token_ids) for group in groups for row in group)
+    told = {"graphs": sys.argv[2], "start_s": round(engine.start_s, 1), "tok_s": round(tokens / seconds)}
+    print("MEASURED", json.dumps(told))
+"""
+
+
+@pytest.mark.parametrize("graphs", ["full", "compiled", "eager"])
+def test_how_long_it_takes_to_start(source: str, graphs: str, tmp_path: Path) -> None:
+    """Each in a process of its own, as in a run. Seconds and tokens per second are printed, not judged."""
+    script = tmp_path / "start.py"
+    script.write_text(START)
+    here = Path(__file__)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (here.parent, here.parents[1], here.parents[2]))),
+    }
+    command = [sys.executable, str(script), source, graphs]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    (line,) = [text for text in ended.stdout.splitlines() if text.startswith("MEASURED")]
+    print(f"\n{line}")
+    assert json.loads(line.removeprefix("MEASURED "))["tok_s"] > 0
