@@ -1,0 +1,160 @@
+"""The command line: every mistake is one to three lines and an exit code, nothing is lost, and `--auto` says its plan."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from grpo_portable.recipe import Recipe, load, override, to_yaml
+
+ROWS = [{"question": f"What is {a} + 1?", "answer": f"{a} + 1 = {a + 1}\n#### {a + 1}"} for a in range(40)]
+
+
+def run(*arguments, cwd, **environment):
+    command = [sys.executable, "-m", "grpo_portable.cli", *map(str, arguments)]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
+
+
+def rows(file, records):
+    file.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["train"], 2, ["no recipe was named", "--auto"]),
+        (["train", "gsm8k-smolm2"], 2, ["no recipe `gsm8k-smolm2`", "gsm8k-smollm2-135m"]),
+        (["train", "./none.yaml"], 2, ["no recipe file"]),
+        (["train", "--auto", "--set", "lerning_rate=1"], 2, ["lerning_rate", "`learning_rate`"]),
+        (["train", "--auto", "--set", "steps=lots"], 2, ["`steps`", "whole number"]),
+        (["train", "--auto", "--path", "fp9-vllm"], 2, ["`path`", "fp8-vllm"]),
+        (["train", "--resume", "--out", "nowhere"], 2, ["holds no run"]),
+        (["train", "--resume"], 2, ["no run to go on with"]),
+        (["score", "nowhere"], 2, ["holds no run"]),
+        (["report", "nowhere"], 2, ["holds no run"]),
+        (["recipes", "nope"], 2, ["no recipe `nope`"]),
+        (["train", "--frobnicate"], 2, ["--frobnicate"]),
+    ],
+)
+def test_mistakes_are_told_in_a_few_lines(tmp_path, arguments, code, words):
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+    if "--frobnicate" not in arguments:  # typer draws its own box
+        assert len(done.stderr.splitlines()) <= 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_this_machine_has_not_names_its_wall(tmp_path):
+    facts = {
+        "schema": 1,
+        "gpus": [],
+        "packages": {"torch": "2.13.0+cpu", "vllm": "absent"},
+        "host": {"platform": "linux"},
+    }
+    (tmp_path / "facts.json").write_text(json.dumps(facts))
+    done = run(
+        "train",
+        "arithmetic-embedded",
+        "--auto",
+        "--path",
+        "bf16-hf",
+        "--dry-run",
+        "--facts",
+        "facts.json",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert "bf16-hf is closed" in done.stderr and "help:" in done.stderr
+
+
+def test_dry_run_says_the_plan_and_writes_nothing(tmp_path):
+    done = run("train", "arithmetic-embedded", "--auto", "--path", "cpu", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("path", "cpu", "embedded", "16 questions x 8 completions", "memory", "because"):
+        assert word in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([{"text": "x"}], ["column"]),
+        ([{"question": "q", "answer": "no number"}] * 3, ["gold"]),
+        ([], ["row"]),
+    ],
+)
+def test_data_that_cannot_be_used_is_told_by_the_worker_in_two_lines(tmp_path, records, words):
+    rows(tmp_path / "q.jsonl", records)
+    settings = ["--set", "eval_data=q.jsonl", "--out", "out"]
+    done = run("train", "arithmetic-embedded", "--auto", "--path", "cpu", "--data", "q.jsonl", *settings, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    errors = done.stderr[done.stderr.index("error:") :]
+    assert len(errors.splitlines()) <= 2 and all(word in errors for word in words), errors
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("./no-such-folder", ["no-such-folder"]),
+        ("nobody/no-such-model", ["nobody/no-such-model", "local"]),
+        ("./q.jsonl", ["q.jsonl"]),
+    ],
+)
+def test_a_model_that_cannot_be_had_says_what_was_tried(tmp_path, model, words):
+    rows(tmp_path / "q.jsonl", ROWS)
+    settings = [
+        "--data",
+        "q.jsonl",
+        "--set",
+        "eval_data=arithmetic",
+        "--set",
+        "gradient_checkpointing=false",
+        "--out",
+        "out",
+    ]
+    done = run("train", "gsm8k-base", "--auto", "--path", "cpu", "--model", model, *settings, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    errors = done.stderr[done.stderr.index("error:") :]
+    assert len(errors.splitlines()) <= 2 and all(word in errors for word in words), errors
+
+
+def test_a_run_can_be_repeated_from_its_own_recipe_and_its_folder_is_kept(tmp_path):
+    small = ["--set", "steps=2", "--set", "eval_limit=8", "--set", "eval_samples=0", "--set", "prompts_per_step=2"]
+    small += ["--set", "micro_batch=8", "--path", "cpu"]
+    first = run("train", "arithmetic-embedded", "--auto", *small, "--out", "first", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    folder = tmp_path / "first"
+    for name in ("recipe.yaml", "run.json", "facts.json", "plan.json", "metrics.jsonl", "scores.json", "report.md"):
+        assert (folder / name).is_file(), name
+    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+    assert {f.name for f in (folder / "generations").iterdir()} == {"base.jsonl", "tuned.jsonl"}
+    recipe = load(folder / "recipe.yaml")
+    assert "auto" not in (recipe.path, recipe.model, recipe.data, recipe.micro_batch, recipe.rollout_rows)
+
+    again = run("train", folder / "recipe.yaml", "--out", "second", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    for name in ("base.jsonl", "tuned.jsonl"):
+        assert (folder / "generations" / name).read_text() == (tmp_path / "second" / "generations" / name).read_text()
+    refused = run("train", folder / "recipe.yaml", "--out", "first", cwd=tmp_path)
+    assert refused.returncode == 2 and "--resume" in refused.stderr
+
+
+def test_a_recipe_can_be_copied_out_and_nothing_is_overwritten(tmp_path):
+    done = run("recipes", "arithmetic-embedded", "--copy", "mine.yaml", cwd=tmp_path)
+    assert done.returncode == 0 and load(tmp_path / "mine.yaml").model == "embedded"
+    again = run("recipes", "arithmetic-embedded", "--copy", "mine.yaml", cwd=tmp_path)
+    assert again.returncode == 2 and "exists already" in again.stderr
+
+
+def test_a_settled_recipe_loses_nothing_on_the_way_through_yaml(tmp_path):
+    recipe = override(
+        Recipe(), ["path=cpu", "model=embedded", "data=arithmetic", "micro_batch=4", "stop=['Question:']"]
+    )
+    (tmp_path / "r.yaml").write_text(to_yaml(recipe))
+    assert load(tmp_path / "r.yaml") == recipe
