@@ -141,6 +141,8 @@ def _measure(
     seen["first_token_s"] = once(1)
     seen["seconds"] = [once(None) for _ in range(repeats)] if warm < LONG_S else [warm]
     notes += _notes(rollout)
+    if rollout.name == "portable" and work.shortest is not None:
+        notes.append(f"{rollout.row_steps / tokens:.2f} row-steps a token")
     peak = _peak_gib(where)
     rollout.close()
     del policy, rollout, once

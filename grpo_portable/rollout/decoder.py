@@ -65,24 +65,21 @@ class Decoder:
         weights: Weights,
         prompts: Sequence[Sequence[int]],
         copies: Sequence[Sequence[int]],
+        holders: Sequence[int | None],
         limits: np.ndarray,
         noise: np.ndarray,
     ) -> None:
         """Give prompt b to the rows in `copies[b]`; `limits` and `noise` [rows in all, completion tokens] follow that order.
 
-        All but a prompt's last token are prefilled; the last is the row's first input, so that every completion token, the
-        first too, is drawn in `advance`.
+        All but a prompt's last token are prefilled, unless row `holders[b]` holds them already; the last is the row's first
+        input, so that every completion token, the first too, is drawn in `advance`.
         """
-        for first, last in self._batches(prompts):
-            width = len(prompts[first]) - 1
-            if width > 0:
-                width = -(-width // self.run.multiple) * self.run.multiple
-                padded = [list(p[:-1]) + [p[0]] * (width - len(p) + 1) for p in prompts[first:last]]
-                tokens = torch.tensor(padded, device=self.device)
-                groups = copies[first:last]
-                forward.prefill(weights, self.tables, self.cache, tokens, [group[0] for group in groups], self.run)
-                pairs = [(group[0], row) for group in groups for row in group[1:]]
-                self.cache.copy([source for source, _ in pairs], [row for _, row in pairs], width)
+        fresh = [b for b, holder in enumerate(holders) if holder is None]
+        for first, last in self._batches([prompts[b] for b in fresh]):
+            self._prefill(weights, [prompts[b] for b in fresh[first:last]], [copies[b][0] for b in fresh[first:last]])
+        for prompt, group, holder in zip(prompts, copies, holders, strict=True):
+            others = list(group[1:] if holder is None else group)
+            self.cache.copy([group[0] if holder is None else holder] * len(others), others, len(prompt) - 1)
         rows = torch.tensor([row for group in copies for row in group], device=self.device)
         start = np.array([len(p) - 1 for p, group in zip(prompts, copies, strict=True) for _ in group])
         last_token = [p[-1] for p, group in zip(prompts, copies, strict=True) for _ in group]
@@ -170,6 +167,13 @@ class Decoder:
         if self.device.type == "cpu":
             return min(needed, self.capacity)
         return min(-(-needed // SPAN) * SPAN, self.capacity)
+
+    def _prefill(self, weights: Weights, prompts: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
+        """Keys and values of prompts, longest first, but for their last tokens, into `rows`."""
+        width = -(-(len(prompts[0]) - 1) // self.run.multiple) * self.run.multiple
+        if width > 0:
+            padded = [list(p[:-1]) + [p[0]] * (width - len(p) + 1) for p in prompts]
+            forward.prefill(weights, self.tables, self.cache, torch.tensor(padded, device=self.device), rows, self.run)
 
     def _batches(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
         """Ranges of prompts (longest first) to prefill together: within the token budget, and little padding in each."""

@@ -69,6 +69,7 @@ class PortableRollout:
             self.rows = -(-rows // fp8.ROWS) * fp8.ROWS
         self.buckets = self._buckets()
         self._decoder: Decoder | None = None
+        self.row_steps = 0  # rows run, summed over the steps of the last rollout: its cost, beside the tokens it made
 
     def sync(self, policy: Any) -> None:
         """Take over the policy's current weights; no keys or values outlive a rollout, so the next one uses only these."""
@@ -104,6 +105,7 @@ class PortableRollout:
         decoder = self._decoder_for(
             max(len(p) + t for p, t in zip((p for p in prompts for _ in range(n)), room, strict=True))
         )
+        self.row_steps = 0
         with _quietly(self.keeper.device), self.keeper.in_use() as weights:
             decoder.begin(run.stops, run.drawing)
             schedule = plan([len(p) for p in prompts], n, self.rows)
@@ -113,12 +115,14 @@ class PortableRollout:
 
     def _turn(self, decoder: Decoder, weights: Any, schedule: Schedule, run: _Run) -> None:
         """Admit, run a few steps, take the finished out, close the gaps."""
+        holder = schedule.holders(run.n)
         if admitted := schedule.admit():
             wanted = [request for part, _ in admitted for request in part.requests]
             decoder.admit(
                 weights,
                 [run.prompts[part.prompt] for part, _ in admitted],
                 [rows for _, rows in admitted],
+                [holder.get(part.prompt) for part, _ in admitted],
                 run.room[wanted],
                 uniform(run.seed, wanted, int(run.room[wanted].max())),
             )
@@ -127,7 +131,9 @@ class PortableRollout:
         decoder.share(schedule.leaders(run.n), [0 if r is None else int(run.prefilled[r]) for r in schedule.owner])
         steps = min(self._look_every, int(run.left(requests).max()))
         longest = int(run.keys(requests).max())
-        tokens, logprobs = decoder.advance(weights, schedule.bucket(self.buckets), steps, longest, run.drawing)
+        rows = schedule.bucket(self.buckets)
+        self.row_steps += rows * steps
+        tokens, logprobs = decoder.advance(weights, rows, steps, longest, run.drawing)
         finished, cut = run.take(live, requests, tokens, logprobs)
         if cut:
             decoder.stop(cut)

@@ -41,7 +41,7 @@ class Schedule:
         """Parts and the rows they now own.
 
         Rows are handed out once an eighth of them is free, so that prefills come in batches. A group that does not fit whole is
-        split, and its prompt is prefilled once more for the rest.
+        split; the rest takes the prompt's keys from a row that still holds them.
         """
         free = [row for row, request in enumerate(self.owner) if request is None]
         if not self.waiting or (len(free) < self.capacity and len(free) < self._enough()):
@@ -62,13 +62,14 @@ class Schedule:
         for row in rows:
             self.owner[row] = None
 
+    def holders(self, n: int) -> dict[int, int]:
+        """The lowest live row of each prompt that has one; `n` requests a prompt."""
+        return {request // n: row for row, request in reversed([*enumerate(self.owner)]) if request is not None}
+
     def leaders(self, n: int) -> list[int]:
-        """For each row the lowest live row of the same prompt, itself when there is none; `n` requests a prompt."""
-        first: dict[int, int] = {}
-        found = []
-        for row, request in enumerate(self.owner):
-            found.append(row if request is None else first.setdefault(request // n, row))
-        return found
+        """For each row the lowest live row of the same prompt; itself when it is not live."""
+        first = self.holders(n)
+        return [row if request is None else first[request // n] for row, request in enumerate(self.owner)]
 
     def compact(self, buckets: Sequence[int]) -> list[tuple[int, int]]:
         """Moves (from, to) that let the live rows run in the smallest bucket they fit in; none while rows wait to be filled."""

@@ -196,6 +196,14 @@ def test_rows_end_at_their_stop_id_and_keep_it() -> None:
     same(policy, [ended], [rollouts.flat(ReferenceRollout(policy, None, rows=2).generate(prompts, 1, sampling))])
 
 
+def test_cost_follows_the_live_rows() -> None:
+    policy, prompts = rollouts.model("llama"), rollouts.prompts(*[9] * 8)
+    limits = [3, 24, 5, 24, 8, 4, 6, 24] * 8
+    engine = PortableRollout(policy, None, rows=8)
+    engine.generate(prompts, 8, Sampling(max_tokens=24, seed=1), limits=limits)
+    assert sum(limits) <= engine.row_steps < 1.25 * sum(limits)
+
+
 def test_limits_end_single_rows_sooner() -> None:
     policy, prompts, limits = rollouts.model("llama"), rollouts.prompts(6, 9), [1, 24, 7, 3]
     engine = PortableRollout(policy, None, rows=3)

@@ -69,3 +69,12 @@ def test_buckets_reach_the_capacity_in_small_steps(capacity: int) -> None:
     assert buckets[-1] == capacity and list(buckets) == sorted(set(buckets))
     assert all(b <= max(2 * a, a + 8) and (b <= 1.25 * a or a < 40) for a, b in itertools.pairwise(buckets))
     assert all(bucket_of(rows, buckets) >= rows for rows in range(1, capacity + 1))
+
+
+def test_rows_of_one_prompt_read_it_from_the_lowest_of_them() -> None:
+    schedule = plan([5, 5], 3, 6)
+    schedule.admit()
+    assert schedule.leaders(3) == [0, 0, 0, 3, 3, 3]
+    schedule.release([0, 4])
+    assert schedule.leaders(3) == [0, 1, 1, 3, 4, 3]
+    assert schedule.holders(3) == {0: 1, 1: 3}
