@@ -164,10 +164,10 @@ def text_of(completion: Completion) -> str:
 
 
 def ended_text(completion: Completion) -> str:
-    """The text up to the first end token or the start of another speaker's turn."""
+    """The text up to the first end token, the start of another speaker's turn or a repetition that the length limit cut."""
     text = text_of(completion)
     end = _END.search(text)
-    text = text[: end.start()] if end else text
+    text = text[: end.start()] if end else _without_cut_repetition(text)
     for turn in _TURN.finditer(text):
         if text[: turn.start()].strip():  # one at the very start opens the assistant's own turn
             return text[: turn.start()]
@@ -241,6 +241,7 @@ def _is_plain_number(text: str) -> bool:
 
 def _marked(text: str) -> str | None:
     """The phrase after the last marker: the rest of its line, or the next line if that is only a number."""
+    text = _without_bare_markers(text)
     at = _last_marker(text, len(text))
     if at is None:
         return None
@@ -265,6 +266,22 @@ def _last_marker(text: str, end: int, begin: int = 0) -> int | None:
             return at
         end = start
     return None
+
+
+def _without_bare_markers(text: str) -> str:
+    """The text without markers at its very end that nothing follows: they state nothing, and take nothing back."""
+    bare = _MARKER.search(text, len(text.rstrip("# \t\r\n")))
+    return text[: bare.start()] if bare else text
+
+
+def _without_cut_repetition(text: str) -> str:
+    """The text without a last line that only begins to say once more a line that was just said twice.
+
+    A model that repeats its answer until the length limit stops it may be cut within a number: after `#### 1000` twice,
+    `#### 10` is no answer. After `#### 1000` once it may be a correction, and stays.
+    """
+    *_, before, said, last = ["", "", "", *text.rsplit("\n", 3)]
+    return text[: -len(last) - 1] if last and before == said != last and said.startswith(last) else text
 
 
 def _quoted(text: str, at: int) -> bool:

@@ -17,6 +17,7 @@ GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 PIECES = [
     "#",
     "####",
+    "####\n",
     "#### 1",
     " ",
     "\n",
@@ -64,6 +65,7 @@ def test_a_megabyte_takes_less_than_a_second(piece: str) -> None:
         ("boxed", f"\\boxed{{{body}}}"),
         ("free", f"The answer is {body}"),
         ("free", body),
+        ("gsm8k_marker", f"#### 18\n{body}"),
     ]:
         began = time.process_time()
         extract(text, style)

@@ -62,7 +62,15 @@ MARKER = [
     ("### 18", None),
     ("######## 18", None),
     ("#### 18\n##### Note", "18"),
-    ("#### 18\n#### ", None),
+    ("#### 18\n#### ", "18"),  # a marker that states nothing takes nothing back
+    ("#### 18\n\n#### ####\n#### \n####", "18"),
+    ("#### \n####", None),
+    ("#### 5\n####\n18 eggs are left", None),  # this one states something, in words
+    ("#### 1000\n#### 1000\n#### 10", "1000"),  # the length limit cut the third repetition
+    ("#### 20\n#### 20\n##", "20"),
+    ("#### 120\n#### 12", "12"),  # said once, it may be a correction
+    ("#### 18\n#### 18\n#### 19", "19"),
+    ("#### 18\n#### 18\n#### 1<|im_end|>", "1"),  # ended by the model itself, so nothing was cut
     ("# # # # 18", None),
     ("＃＃＃＃ 18", None),
     ("18", None),
