@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_portable import policy
+from grpo_portable import answers, policy
 from grpo_portable.data import Question
 from grpo_portable.errors import DataError
 from grpo_portable.guards import require_finite
-from grpo_portable.prompts import PromptBuilder
+from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
 from grpo_portable.recipe import Recipe
+from grpo_portable.rollout.protocol import Rollout, Sampling
 from grpo_portable.worked import working
 
 
@@ -29,6 +30,38 @@ class Rows:
     examples: tuple[dict[str, list[int]], ...]
     over_length: int
     no_working: int = 0
+
+
+@dataclass(frozen=True)
+class Taught:
+    """Steps taken of those planned, and the share of the last probe's answers that kept the format (None: not probed)."""
+
+    steps: int
+    planned: int
+    format_share: float | None
+
+
+def format_share(
+    engine: Rollout, model: Any, prompts: PromptBuilder, asked: Sequence[Sequence[int]], recipe: Recipe
+) -> float:
+    """The share of greedy answers to the prompts `asked` that keep the format, by the policy as it is now."""
+    from grpo_portable.trainer import rollout_mode
+
+    sampling = Sampling(
+        max_tokens=recipe.max_completion_tokens, temperature=0.0, stop_ids=prompts.stop_ids, stop_strings=recipe.stop
+    )
+    with rollout_mode(model):
+        engine.sync(model)
+        groups = engine.generate(asked, 1, sampling)
+    texts = [completion_text(prompts.tokenizer, group[0].token_ids, prompts.stop_ids) for group in groups]
+    return sum(answers.has_marker(text, recipe.answer_style) for text in texts) / len(texts)
+
+
+def probe_prompts(fitted: Fitted, recipe: Recipe) -> list[tuple[int, ...]]:
+    """The prompts of the probe: the last `bootstrap_probe` in the order in which `rows` takes them from the front."""
+    order = list(range(len(fitted.questions)))
+    random.Random(f"bootstrap {recipe.seed}").shuffle(order)
+    return [fitted.prompts[i] for i in order[-recipe.bootstrap_probe :]]
 
 
 def rows(questions: Sequence[Question], prompts: PromptBuilder, recipe: Recipe) -> Rows:
@@ -77,8 +110,13 @@ def bootstrap(
     dtype: str,
     cpu: bool,
     on_step: Callable[[int, int, dict[str, float]], None] = lambda step, steps, logs: None,
-) -> int:
-    """Train `model`'s adapter in place by TRL's SFTTrainer; returns the steps taken. `on_step` hears step, steps, loss."""
+    probe: Callable[[int], float] | None = None,
+) -> Taught:
+    """Train `model`'s adapter in place by TRL's SFTTrainer. `on_step` hears step, steps, loss.
+
+    `probe(step)` gives the share of answers that keep the format; once that is `bootstrap_format_share` the stage ends, at
+    once when it is so from the start.
+    """
     from datasets import Dataset
     from transformers import PrinterCallback, TrainerCallback
     from trl import SFTConfig, SFTTrainer
@@ -88,9 +126,16 @@ def bootstrap(
             """TRL reports each run to the hub; this project reports nothing."""
 
     class Listener(TrainerCallback):
+        share: float | None = None
+
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "loss" in logs:
                 on_step(state.global_step, state.max_steps, logs)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if probe is not None and state.global_step % recipe.bootstrap_probe_every == 0:
+                self.share = probe(state.global_step)
+                control.should_training_stop |= self.share >= recipe.bootstrap_format_share
 
     batch = min(recipe.bootstrap_batch, len(examples))
     micro_batch = max(d for d in range(1, min(int(recipe.micro_batch), batch) + 1) if batch % d == 0)
@@ -120,17 +165,20 @@ def bootstrap(
         save_strategy="no",
         disable_tqdm=True,
     )
+    listener = Listener()
+    if probe is not None and (share := probe(0)) >= recipe.bootstrap_format_share:
+        return Taught(0, steps, share)
     with policy.adapter_untouched(model):
         trainer = Quiet(
             model=model,
             args=arguments,
             train_dataset=Dataset.from_list(list(examples)),
             processing_class=prompts.tokenizer,
-            callbacks=[Listener()],
+            callbacks=[listener],
         )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
     model.eval()
     require_finite(policy.trainable(model).items(), "the bootstrapped adapter")
-    return steps
+    return Taught(trainer.state.global_step, steps, listener.share)

@@ -32,6 +32,14 @@ class Processes:
 
             PartialState().wait_for_everyone()
 
+    def as_main_says(self, value: _T) -> _T:
+        """The first process's value, on all of them: a decision all must take alike."""
+        if self.count == 1:
+            return value
+        from accelerate.utils import broadcast_object_list
+
+        return broadcast_object_list([value])[0]
+
 
 def here() -> Processes:
     """This process, alone when no launcher says otherwise."""

@@ -28,13 +28,14 @@ from grpo_portable.batches import Steps, micro_batches, questions_of
 from grpo_portable.correction import Gap, SamplerCorrection
 from grpo_portable.errors import EngineError
 from grpo_portable.guards import NonFiniteGuard, StopSignal, first_not_finite, require_finite
+from grpo_portable.plateau import Plateau
 from grpo_portable.progress import summary
 from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
 from grpo_portable.recipe import Recipe
 from grpo_portable.rewards.advantages import group_advantages, total
 from grpo_portable.rewards.faults import FaultCounter, guarded
 from grpo_portable.rollout.protocol import Completion, Resting, Rollout, Sampling
-from grpo_portable.run import RunFolder, append_line
+from grpo_portable.run import RunFolder, append_line, read_lines
 from grpo_portable.trl_trainer import GRPOTrainer
 
 
@@ -89,6 +90,7 @@ class GrpoTrainer(SamplerCorrection, GRPOTrainer):
         self.eos_token_ids = list(prompts.stop_ids)
         self.correct_sampler, self.gap = correct_sampler, Gap()
         self.guard = NonFiniteGuard(scaled=arguments.fp16)
+        self.plateau = Plateau(bootstrapped=recipe.bootstrap_epochs > 0)
         self._rollout_in_buffer: int | None = None
         self._finished: list[bool] = []
         self._rewards: list[list[float]] = []
@@ -291,6 +293,8 @@ class GrpoTrainer(SamplerCorrection, GRPOTrainer):
             reward_names=self.reward_func_names,
         )
         append_line(self.run.metrics_file, record)
+        if told := self.plateau.see(record):
+            self.run.event("plateau", told, step=record["step"])
         print(summary(record, self.recipe.steps), flush=True)
 
     def seconds(self) -> float:
@@ -324,6 +328,8 @@ class GrpoTrainer(SamplerCorrection, GRPOTrainer):
         """
         if self.accelerator.is_main_process:
             metrics.cut(self.run, saved.step if saved else 0)
+            for record in read_lines(self.run.metrics_file):
+                self.plateau.see(record)
         if saved is None:
             self.train()
             return

@@ -228,7 +228,7 @@ def bootstrap_stage(session: Session) -> None:
             print(f"bootstrap step {step}/{steps} loss {logs['loss']:.4f}", flush=True)
 
     with record.stage(run, "bootstrap"):
-        bootstrap.bootstrap(
+        taught = bootstrap.bootstrap(
             session.model,
             session.builder,
             examples.examples,
@@ -237,8 +237,35 @@ def bootstrap_stage(session: Session) -> None:
             dtype=session.settings.dtype,
             cpu=session.cpu,
             on_step=tell,
+            probe=_format_probe(session) if recipe.bootstrap_probe else None,
         )
         _save(session, folder)
+    share = (
+        ""
+        if taught.format_share is None
+        else f"{100 * taught.format_share:.0f} % of the probe's answers keep the format"
+    )
+    record.note(run, bootstrap={"steps": taught.steps, "planned": taught.planned, "format_share": taught.format_share})
+    if taught.steps < taught.planned:
+        record.tell_once(run, "bootstrap", f"it ended after step {taught.steps} of {taught.planned}: {share}")
+    elif share:
+        print(f"bootstrap: {share}", flush=True)
+
+
+def _format_probe(session: Session) -> Callable[[int], float]:
+    """What asks the probe's questions during the bootstrap; every process hears what the first one found."""
+    assert session.train is not None
+    asked = bootstrap.probe_prompts(session.train, session.recipe)
+
+    def probe(step: int) -> float:
+        session.run.heartbeat(f"bootstrap, probe after step {step}")
+        share = bootstrap.format_share(session.engine, session.model, session.builder, asked, session.recipe)
+        if isinstance(session.engine, Resting):
+            session.engine.rest()
+        print(f"bootstrap probe after step {step}: {100 * share:.0f} % keep the format", flush=True)
+        return session.processes.as_main_says(share)
+
+    return probe
 
 
 def train_stage(session: Session) -> None:

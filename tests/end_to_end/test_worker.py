@@ -240,6 +240,35 @@ def test_the_bootstrap_teaches_the_format_and_is_not_done_twice(bootstrapped: Pa
     assert set(run.RunFolder(bootstrapped).read_json("run.json")["stages"]) == {"base", "bootstrap", "train", "tuned"}
 
 
+def shares(*found: float) -> Callable[[], None]:
+    """What the bootstrap's probes find, in turn."""
+
+    def put_in() -> None:
+        left = list(found)
+        worker.bootstrap.format_share = lambda *_: left.pop(0)
+
+    return put_in
+
+
+@pytest.mark.parametrize(
+    ("found", "steps"),
+    [((0.95,), 0), ((0.0, 0.5, 0.95), 8), ((0.0, 0.1, 0.2, 0.3), 12)],
+    ids=["at once", "early", "never"],
+)
+def test_the_bootstrap_ends_once_the_format_is_kept(inputs: Path, tmp_path: Path, found: tuple, steps: int) -> None:
+    folder = tmp_path / "run"
+    probed = {"bootstrap_probe": 4, "bootstrap_probe_every": 4, "bootstrap_format_share": 0.9}
+    taught = {"bootstrap_epochs": 2.0, "bootstrap_batch": 4, "max_completion_tokens": 24, "steps": 1}
+    run.create(folder, recipe(inputs, **taught, **probed))
+    assert start(folder, shares(*found)) == 0, (folder / "worker.log").read_text()
+    noted = json.loads((folder / "run.json").read_text())["bootstrap"]
+    assert noted == {"steps": steps, "planned": 12, "format_share": found[-1]}
+    messages = [e["message"] for e in read_lines(folder / "events.jsonl") if e["kind"] == "bootstrap"]
+    assert messages == (
+        [f"it ended after step {steps} of 12: 95 % of the probe's answers keep the format"] if steps < 12 else []
+    )
+
+
 def test_evaluation_alone(inputs: Path, whole: Path, tmp_path: Path) -> None:
     for name, adapter, stage in (("base", None, "base"), ("tuned", whole / "adapter", "tuned")):
         folder = tmp_path / name

@@ -1,0 +1,80 @@
+"""What the bootstrap teaches, from which rows, and how its probe judges the format."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tiny
+
+from grpo_portable import bootstrap, prompts
+from grpo_portable.data import Question
+from grpo_portable.errors import DataError
+from grpo_portable.recipe import Recipe
+from grpo_portable.rollout.protocol import Completion, Sampling
+
+RECIPE = replace(Recipe(), max_completion_tokens=32, prompt_template="{question}\n", seed=3)
+QUESTIONS = [Question(f"q-{i}", f"{i} plus 1?", str(i + 1), f"{i}+1={i + 1}\n#### {i + 1}") for i in range(10)]
+BUILDER = prompts.builder(tiny.tokenizer(), RECIPE)
+
+
+def decoded(ids: list[int]) -> str:
+    return BUILDER.tokenizer.decode(ids)
+
+
+def test_only_the_answer_and_its_end_are_taught() -> None:
+    example = bootstrap.rows(QUESTIONS[:1], BUILDER, RECIPE).examples[0]
+    assert decoded(example["input_ids"]) == "0 plus 1?\n0+1=1\n#### 1<eos>"
+    taught = [i for i in example["labels"] if i != -100]
+    assert decoded(taught) == "0+1=1\n#### 1<eos>"
+    assert example["labels"][-len(taught) :] == taught
+
+
+def test_rows_that_would_teach_guessing_or_cutting_off_are_left_out() -> None:
+    bare = [replace(q, answer=q.gold) for q in QUESTIONS[:2]]
+    long = [replace(QUESTIONS[2], answer="1 and 1 is 2, " * 4 + "so 3\n#### 3")]
+    made = bootstrap.rows([*bare, *long, *QUESTIONS[3:]], BUILDER, RECIPE)
+    assert (len(made.examples), made.over_length, made.no_working) == (7, 1, 2)
+    with pytest.raises(DataError, match="nothing to learn from") as refused:
+        bootstrap.rows(bare, BUILDER, RECIPE)
+    assert "bootstrap_data" in (refused.value.help or "")
+    with pytest.raises(DataError, match="longer than max_completion_tokens"):
+        bootstrap.rows(long, BUILDER, RECIPE)
+
+
+def test_the_probe_asks_questions_the_bootstrap_does_not_use() -> None:
+    recipe = replace(RECIPE, bootstrap_limit=6, bootstrap_probe=4)
+    taught = {decoded(e["input_ids"]).partition("\n")[0] for e in bootstrap.rows(QUESTIONS, BUILDER, recipe).examples}
+    fitted = prompts.fit(QUESTIONS, BUILDER, max_tokens=64)
+    asked = {decoded(list(ids)).partition("\n")[0] for ids in bootstrap.probe_prompts(fitted, recipe)}
+    assert len(taught) == 6
+    assert len(asked) == 4
+    assert not taught & asked
+
+
+class Scripted:
+    """An engine that gives these texts."""
+
+    name = "scripted"
+
+    def __init__(self, *texts: str) -> None:
+        self.texts, self.synced = texts, 0
+
+    def sync(self, model: Any) -> None:
+        self.synced += 1
+
+    def generate(self, asked: Any, n: int, sampling: Sampling) -> list[list[Completion]]:
+        assert sampling.temperature == 0.0
+        ids = [BUILDER.tokenizer(text)["input_ids"] for text in self.texts]
+        return [[Completion(tuple(row), (0.0,) * len(row), "stop")] for row in ids]
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_share_counts_the_format_not_the_answer() -> None:
+    engine = Scripted("so\n#### 1", "so\n#### 999<eos>", "so 1", "#### 1 apples")
+    share = bootstrap.format_share(engine, tiny.model(), BUILDER, [(1,)] * 4, RECIPE)
+    assert share == 0.5
+    assert engine.synced == 1
