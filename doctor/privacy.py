@@ -24,13 +24,19 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
-def scrub(text: str, limit: int | None = _LIMIT) -> str:
-    """One line of `text` without private parts, at most `limit` characters (None: as long as it is)."""
+def clean(text: str) -> str:
+    """`text` without private parts, its lines as they are."""
     home = os.path.expanduser("~")
     if len(home) > 3:  # "/" or "C:\" would eat every path
         text = re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
     for pattern, instead in _RULES:
         text = pattern.sub(instead, text)
+    return text
+
+
+def scrub(text: str, limit: int | None = _LIMIT) -> str:
+    """One line of `text` without private parts, at most `limit` characters (None: as long as it is)."""
+    text = clean(text)
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     if limit is not None and len(text) > limit:
         half = (limit - 5) // 2

@@ -57,8 +57,32 @@ def write(
 ) -> Checkpoint:
     """Write the checkpoint of `step` under `root` and drop all but the newest two. `optimizer` is its state_dict()."""
     final, part = root / f"step-{step:06d}", root / f".step-{step:06d}.part"
-    shutil.rmtree(part, ignore_errors=True)
+    for left in root.glob(".step-*.part"):
+        shutil.rmtree(left, ignore_errors=True)
     part.mkdir(parents=True)
+    try:
+        _fill(part, step, weights, optimizer, state, trainer_state)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)  # on a full disk it would keep the room that is missing
+        raise
+    if final.exists():  # a torn one of the same step, or the same step saved again
+        shutil.rmtree(final)
+    part.rename(final)
+    _sync(root)
+    for old in _folders(root)[KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return Checkpoint(step, final)
+
+
+def _fill(
+    part: Path,
+    step: int,
+    weights: Mapping[str, torch.Tensor],
+    optimizer: Mapping[str, Any],
+    state: Mapping[str, Any],
+    trainer_state: str,
+) -> None:
+    """The files of a checkpoint, on the disk when this returns."""
     numbers, tensors = _split(optimizer)
     python_state, random_tensors = _random_states()
     save_file({k: v.detach().contiguous() for k, v in weights.items()}, part / "weights.safetensors")
@@ -71,13 +95,6 @@ def write(
     (part / _MANIFEST).write_text(json.dumps({f.name: _fingerprint(f) for f in files}), encoding="utf-8")
     for file in (*files, part / _MANIFEST, part):
         _sync(file)
-    if final.exists():  # a torn one of the same step, or the same step saved again
-        shutil.rmtree(final)
-    part.rename(final)
-    _sync(root)
-    for old in _folders(root)[KEPT:]:
-        shutil.rmtree(old, ignore_errors=True)
-    return Checkpoint(step, final)
 
 
 def newest(root: Path, on_torn: Callable[[Path], None] = lambda folder: None) -> Checkpoint | None:

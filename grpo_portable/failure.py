@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import re
 import traceback
+from pathlib import Path
 
+from doctor.privacy import clean
 from grpo_portable.errors import (
     EngineError,
     GrpoPortableError,
@@ -15,48 +17,61 @@ from grpo_portable.errors import (
     RewardError,
     UsageError,
 )
+from grpo_portable.ladder import DISK, OUT_OF_MEMORY
 from grpo_portable.run import RunFolder
 
-_OUT_OF_MEMORY = re.compile(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|DefaultCPUAllocator: can't allocate", re.I)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ENTRY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 
 
-def kind_of(error: BaseException) -> str:
-    """Which of `ladder.EXIT`'s kinds an error is, or `crash`."""
+def kind_of(error: BaseException, folder: Path | None = None) -> str:
+    """Which of `ladder.EXIT`'s kinds an error is, or `crash`. `folder`: the run's, for errors of writing into it."""
     if isinstance(error, (UsageError, PathClosed)):
         return "user"
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         return "interrupted"
     for cls, kind in ((NonFiniteError, "nonfinite"), (RewardError, "reward"), (EngineError, "engine")):
         if isinstance(error, cls):
-            return "oom" if kind == "engine" and _OUT_OF_MEMORY.search(str(error)) else kind
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error))):
+            return "oom" if kind == "engine" and OUT_OF_MEMORY.search(str(error)) else kind
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
         return "oom"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if _of_disk(error, folder):
         return "disk"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return "oom"
     return "crash"
 
 
+def _of_disk(error: BaseException, folder: Path | None) -> bool:
+    """No room anywhere, or the run's folder cannot be written. Safetensors raises an error of its own and says it in words."""
+    if not isinstance(error, OSError):
+        return isinstance(error, Exception) and bool(DISK.search(str(error)))
+    inside = folder is not None and Path(str(error.filename or "")).is_relative_to(folder)
+    return error.errno in _NO_ROOM or (inside and error.errno in _NO_ENTRY)
+
+
 def write(run: RunFolder, error: BaseException) -> str:
-    """Write failure.json for the supervisor; returns the kind."""
-    kind = kind_of(error)
+    """Write failure.json for the supervisor; returns the kind. Never raises: a full disk may be what it has to tell of."""
+    kind = kind_of(error, run.path)
     ours = error if isinstance(error, GrpoPortableError) else None
-    first_line = next(iter(str(error).splitlines()), "") or type(error).__name__
-    phase = run.read_json("heartbeat").get("doing", "starting") if run.heartbeat_file.exists() else "starting"
-    frames = traceback.format_exception(error)
-    run.write_json(
-        "failure.json",
-        {
-            "kind": kind,
-            "class": type(error).__name__,
-            "fact": ours.fact
-            if ours
-            else f"{type(error).__name__}: {first_line}"
-            if first_line
-            else type(error).__name__,
-            "because": ours.because if ours else None,
-            "help": ours.help if ours else None,
-            "phase": phase,
-            "traceback_tail": "".join(frames)[-4000:],
-        },
-    )
+    first_line = next(iter(str(error).splitlines()), "")
+    fact = ours.fact if ours else f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+    frames = "".join(traceback.format_exception(error))
+    told = {
+        "kind": kind,
+        "class": type(error).__name__,
+        "fact": clean(fact),
+        "because": clean(ours.because) if ours and ours.because else None,
+        "help": ours.help if ours else None,
+        "phase": _phase(run),
+        "traceback_tail": clean(frames[-4000:]),
+    }
+    with contextlib.suppress(OSError):  # the worker's last line in the log says the kind as well
+        run.write_json("failure.json", told)
     return kind
+
+
+def _phase(run: RunFolder) -> str:
+    with contextlib.suppress(GrpoPortableError, OSError):
+        return str(run.read_json("heartbeat").get("doing") or "starting")
+    return "starting"

@@ -17,6 +17,7 @@ from doctor.diagnosis import PATHS
 # exit codes of the worker, one a cause (`worker.py` uses them, `classify` reads them)
 EXIT = {"user": 2, "oom": 10, "engine": 11, "nonfinite": 12, "reward": 13, "disk": 14, "interrupted": 130}
 KINDS = ("done", *EXIT, "import", "killed", "hang", "crash")
+MOST_ROW_CUT = 16  # rows generated at once are halved to this part; with fewer a lower path is the faster one
 CPU_PARAMETERS_LIMIT = 500_000_000  # above this the last rung, the CPU, would take weeks and is left out
 
 
@@ -44,11 +45,20 @@ class Step:
     reason: str
 
 
-_OOM = re.compile(
-    r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|No available memory for the cache blocks", re.I
+OUT_OF_MEMORY = re.compile(
+    r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|DefaultCPUAllocator: can't allocate|Cannot allocate memory"
+    r"|std::bad_alloc|No available memory for the cache blocks",
+    re.I,
 )
-_DISK = re.compile(r"No space left on device|Errno 28|Disk quota exceeded", re.I)
+DISK = re.compile(r"No space left on device|Disk quota exceeded|File too large \(os error|Errno (?:28|122|27)\b", re.I)
+# the worker's last words, for when the disk has no room for failure.json
+_TOLD = re.compile(rf"^worker: ({'|'.join(EXIT)}): (.*)$", re.M)
 _IMPORT = re.compile(r"^(?:ModuleNotFoundError|ImportError): ", re.M)
+_ENDED = {"killed": "the worker was killed", "crash": "the worker crashed", "hang": "the worker hung"}
+_ROLLS_OUT, _UPDATES = (
+    ("roll", "eval"),
+    ("update", "train", "bootstrap"),
+)  # first words of the phases that memory decides
 _SIGNAL = re.compile(r"died with <Signals\.(SIG\w+)")  # accelerate's words for a worker ended by a signal
 _ERROR_LINE = re.compile(r"^[\w.]*(?:Error|Exception|Exit|Interrupt)\b(?!.*accelerate|.*Command '\[).*$", re.M)
 _ENGINE = re.compile(
@@ -70,9 +80,12 @@ def classify(returncode: int, failure: Mapping[str, Any], log_tail: str, phase: 
     told = failure.get("kind") if failure.get("kind") in KINDS else by_code.get(returncode)
     if told and told != "crash":
         return Ending(str(told), phase, error)
-    if _DISK.search(log_tail):
+    if not failure and (words := _TOLD.findall(log_tail)):
+        kind, error = words[-1]
+        return Ending(kind, phase, error)
+    if DISK.search(log_tail):
         return Ending("disk", phase, error)
-    if _OOM.search(log_tail):
+    if OUT_OF_MEMORY.search(log_tail):
         return Ending("oom", phase, error)
     if signal := _ended_by(returncode, log_tail):
         return Ending("killed", phase, f"the worker was ended by {signal}")
@@ -83,22 +96,27 @@ def classify(returncode: int, failure: Mapping[str, Any], log_tail: str, phase: 
     return Ending("crash", phase, error)
 
 
-def next_step(rung: Rung, ending: Ending, rungs: Sequence[str], group_size: int, retries: int) -> Step:
-    """The rung to go on with. `rungs`: open paths, best first. `retries`: times this rung was restarted without progress."""
+def next_step(rung: Rung, ending: Ending, rungs: Sequence[str], retries: int, first: Rung | None = None) -> Step:
+    """The rung to go on with. `rungs`: open paths, best first. `retries`: times this rung was restarted without progress.
+
+    `first`: the rung the run began on. A lower path begins with its sizes again: one that was halved for a path with less
+    room would only make the next one slow.
+    """
+    first = first or rung
     if ending.kind in ("user", "reward", "disk", "interrupted", "done"):
         return Step(None, f"{ending.kind}: a lower path would not change it")
     if ending.kind == "import" and not rung.path.endswith("-vllm"):
         return Step(None, "a package the lower paths need as well cannot be imported")
     if ending.kind == "oom":
-        smaller = _smaller(rung, ending.phase, group_size)
+        smaller = _smaller(rung, ending.phase, first)
         if smaller is not None:
             return Step(smaller, f"out of memory while {ending.phase}: {_change(rung, smaller)}, groups stay whole")
-    if ending.kind in ("killed", "crash") and retries == 0 and not rung.path.endswith("-vllm"):
-        return Step(rung, "one more try on the same path, from the last checkpoint")
+    if ending.kind in ("killed", "crash", "hang") and retries == 0 and not rung.path.endswith("-vllm"):
+        return Step(rung, f"{_ENDED[ending.kind]}; one more try on the same path, from the last checkpoint")
     below = _below(rung.path, rungs)
     if below is None:
         return Step(None, f"no path is open below {rung.path}")
-    return Step(replace(rung, path=below), f"{rung.path} ended ({ending.kind}): {ending.error}")
+    return Step(replace(first, path=below), f"{rung.path} ended ({ending.kind}): {ending.error}")
 
 
 def rungs_from_answer(answer: Mapping[str, Any], start: str, parameters: int | None) -> tuple[str, ...]:
@@ -119,11 +137,12 @@ def _below(path: str, rungs: Sequence[str]) -> str | None:
     return lower[0] if lower else None
 
 
-def _smaller(rung: Rung, phase: str, group_size: int) -> Rung | None:
-    in_rollout = phase.startswith(("roll", "eval"))
-    if in_rollout and rung.rollout_rows > 1:
-        return replace(rung, rollout_rows=max(1, rung.rollout_rows // 2))
-    if not in_rollout and rung.micro_batch > 1:
+def _smaller(rung: Rung, phase: str, first: Rung) -> Rung | None:
+    """The rung with less of what ran out of memory; None where neither number would have helped, as in loading a model."""
+    if phase.startswith(_ROLLS_OUT) or "probe" in phase:
+        least = max(1, first.rollout_rows // MOST_ROW_CUT)
+        return replace(rung, rollout_rows=rung.rollout_rows // 2) if rung.rollout_rows > least else None
+    if phase.startswith(_UPDATES) and rung.micro_batch > 1:
         return replace(rung, micro_batch=_next_divisor(rung.micro_batch))
     return None
 

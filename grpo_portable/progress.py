@@ -5,10 +5,12 @@ Reads metrics.jsonl and the heartbeat that the worker writes; knows nothing of p
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -51,6 +53,7 @@ class Progress:
         self._doing, self._last = "", (list(read_lines(run.metrics_file)) or [{}])[-1]
         self._began, self._phase, self._told = time.monotonic(), "", 0.0
         self._live: Any = None
+        self._mute = False
 
     def __enter__(self) -> Progress:
         if self.out.isatty():
@@ -66,7 +69,8 @@ class Progress:
     ) -> None:
         self.look()
         if self._live is not None:
-            self._live.__exit__(kind, error, trace)
+            with contextlib.suppress(OSError, ValueError):
+                self._live.__exit__(kind, error, trace)
 
     def look(self) -> bool:
         """Show what is new; True when the worker made a step or changed what it does."""
@@ -80,7 +84,7 @@ class Progress:
             self._last = metrics
             self._say(summary(metrics, self.steps))
         if self._live is not None:
-            self._live.update(self._panel())
+            self._show(lambda: self._live.update(self._panel()))
         return changed
 
     def _is_news(self, doing: str) -> bool:
@@ -95,13 +99,21 @@ class Progress:
     def say(self, line: str) -> None:
         """A line that stays on the screen, also on a terminal."""
         if self._live is not None:
-            self._live.console.print(line, markup=False, highlight=False)
+            self._show(lambda: self._live.console.print(line, markup=False, highlight=False))
         else:
-            print(line, file=self.out, flush=True)
+            self._say(line)
 
     def _say(self, line: str) -> None:
         if self._live is None:
-            print(line, file=self.out, flush=True)
+            self._show(lambda: print(line, file=self.out, flush=True))
+
+    def _show(self, draw: Callable[[], None]) -> None:
+        """Draw; a terminal or a pipe that was closed ends the display and not the run."""
+        try:
+            if not self._mute:
+                draw()
+        except (OSError, ValueError):  # ValueError: the stream object itself was closed
+            self._mute = True
 
     def _heartbeat(self) -> str:
         try:

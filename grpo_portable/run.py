@@ -14,6 +14,7 @@ Torch-free. Nothing private is written: no host or user name, no environment val
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -24,6 +25,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from doctor.privacy import clean
 from grpo_portable.errors import RunFolderError
 from grpo_portable.recipe import Recipe, load, to_yaml
 
@@ -92,7 +94,9 @@ class RunFolder:
 
     def event(self, kind: str, message: str, **more: Any) -> None:
         """Append an event: kind (fallback, retry, nonfinite, reward, data, engine, resume, saved ...), a sentence, details."""
-        append_line(self.events_file, {"time": round(time.time(), 3), "kind": kind, "message": message, **more})
+        told = {"message": message, **more}
+        told = {key: clean(value) if isinstance(value, str) else value for key, value in told.items()}
+        append_line(self.events_file, {"time": round(time.time(), 3), "kind": kind, **told})
 
     def heartbeat(self, doing: str) -> None:
         """Tell the supervisor that the worker is alive and what it is doing."""
@@ -125,12 +129,17 @@ def open_run(path: Path) -> RunFolder:
 def write_atomically(file: Path, text: str, *, sync: bool = True) -> None:
     """Replace `file` in one step: a reader or a crash sees the old text or the new one, never a part."""
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
-    with part.open("w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        if sync:
-            os.fsync(out.fileno())
-    part.replace(file)
+    try:
+        with part.open("w", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            if sync:
+                os.fsync(out.fileno())
+        part.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)  # on a full disk it would keep the room that is missing
+        raise
 
 
 def append_line(file: Path, record: Mapping[str, Any]) -> None:

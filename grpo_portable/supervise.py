@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,16 +19,20 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from doctor.privacy import clean
 from grpo_portable import ladder
 from grpo_portable.errors import GrpoPortableError, Interrupted, RunFolderError, UsageError
 from grpo_portable.progress import Progress
+from grpo_portable.recipe import Recipe, load
 from grpo_portable.run import RunFolder, read_lines
 
 START_LIMIT_S = 1200.0  # imports, model load and engine start, before the first heartbeat of a stage
 SILENCE_LIMIT_S = 1800.0  # between two heartbeats; one step of a big model on a slow card takes minutes
 STOP_LIMIT_S = 120.0  # from the wish to stop until the worker has saved and gone
+KILL_LIMIT_S = 30.0  # from SIGKILL until the process is gone
 LOG_TAIL_BYTES = 20_000
-MAX_STARTS = 24
+LEAST_ROOM_BYTES = 1 << 20  # below this a worker that could not say why it ended is taken to have filled the disk
+MAX_STARTS = 40  # without a step or an answer in between
 
 
 class RunFailed(GrpoPortableError):
@@ -43,39 +48,48 @@ class Limits:
 
 def supervise(run: RunFolder, *, fallback: bool = True, processes: int = 1, limits: Limits | None = None) -> None:
     """Bring the run to its end, down the ladder if need be. Raises what the user must know; the run folder stays resumable."""
-    with _alone(run), _terminated_is_interrupted():
+    with _folder_errors(run), _alone(run), _terminated_is_interrupted():
+        for left in run.path.glob(".*.part"):  # of processes that were killed while they wrote
+            left.unlink() if left.is_file() else None
         _climb_down(run, fallback, processes, limits or Limits())
 
 
 def _climb_down(run: RunFolder, fallback: bool, processes: int, limits: Limits) -> None:
-    recipe, answer = run.recipe(), run.read_json("plan.json")
-    rung = ladder.Rung(str(recipe.path), int(recipe.micro_batch), int(recipe.rollout_rows))
-    rungs = ladder.rungs_from_answer(answer, rung.path, run.read_json("run.json").get("total_parameters"))
-    retries, steps_before = 0, -1
-    with Progress(run, recipe.steps) as progress:
-        for _ in range(MAX_STARTS):
+    answer, rung, first = run.read_json("plan.json"), _rung(run.recipe()), _rung(load(run.recipe_file))
+    idle, retries, made = 0, 0, _made(run)
+    with Progress(run, run.recipe().steps) as progress:
+        while idle < MAX_STARTS:
             run.write_json("rung.json", asdict(rung))
             ending = _one_worker(run, rung, processes, limits, progress)
             if ending.kind == "done":
                 return
-            steps_done = _steps_done(run)
-            retries = 0 if steps_done > steps_before else retries + 1
-            steps_before = steps_done
-            rungs = rungs or ladder.rungs_from_answer(
-                answer, rung.path, run.read_json("run.json").get("total_parameters")
-            )
-            step = ladder.next_step(rung, ending, rungs, recipe.group_size, retries)
+            before, made = made, _made(run)
+            moved = any(now > then for now, then in zip(made, before, strict=True))
+            idle, retries = (0, 0) if moved else (idle + 1, retries)
+            # asked anew: how large the model is, is known once a worker has loaded it
+            rungs = ladder.rungs_from_answer(answer, rung.path, run.read_json("run.json").get("total_parameters"))
+            step = ladder.next_step(rung, ending, rungs, retries, first)
             if step.rung is None or not fallback:
                 raise _failure(run, ending, step.reason if fallback else "fallbacks are switched off (--no-fallback)")
             kind = "retry" if step.rung.path == rung.path else "fallback"
-            run.event(
-                kind, step.reason, error=ending.error, step=steps_done, **{"from": rung.path, "to": step.rung.path}
-            )
+            move = {"from": rung.path, "to": step.rung.path}
+            run.event(kind, step.reason, error=ending.error, step=_steps_done(run), **move)
             progress.say(f"{kind}: {step.reason}")
+            retries = retries + 1 if step.rung == rung else 0
             rung = step.rung
     raise RunFailed(
-        f"the worker was started {MAX_STARTS} times and never finished", help=f"see {run.path / 'worker.log'}"
+        f"the worker was started {MAX_STARTS} times and got no further", help=f"see {run.path / 'worker.log'}"
     )
+
+
+def _rung(recipe: Recipe) -> ladder.Rung:
+    return ladder.Rung(str(recipe.path), int(recipe.micro_batch), int(recipe.rollout_rows))
+
+
+def _made(run: RunFolder) -> tuple[int, int, int]:
+    """What the run has so far: steps, answers, whole stages."""
+    answers = sum(1 for file in (run.path / "generations").glob("*.jsonl") for _ in read_lines(file))
+    return _steps_done(run), answers, sum((run.path / name).is_dir() for name in ("bootstrap", "adapter"))
 
 
 def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limits, progress: Progress) -> ladder.Ending:
@@ -96,16 +110,18 @@ def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limit
         hung = _watch(worker, run, limits, progress)
     except KeyboardInterrupt:
         _stop(worker, run, limits.stop_s)
-        run.event("interrupted", "stopped by the user; the run can be resumed", step=_steps_done(run))
-        raise Interrupted(
-            "the run was interrupted and saved", help=f"go on with: grpo-portable train --resume --out {run.path}"
-        ) from None
+        _tell(run, "interrupted", "stopped by the user; the run can be resumed")
+        raise Interrupted("the run was interrupted and saved", help=f"go on with: {_resume(run)}") from None
     finally:
         if worker.poll() is None:
             _stop(worker, run, limits.stop_s)
         _end_group(worker.pid)
-    tail = _tail(log, began)
-    return ladder.classify(worker.returncode, run.read_json("failure.json"), tail, _doing(run), hung)
+    _clean_log(log, began)
+    failure, tail = run.read_json("failure.json"), _tail(log, began)
+    ending = ladder.classify(worker.returncode, failure, tail, _doing(run), hung)
+    if ending.kind not in ("done", "interrupted") and not failure and _room(run) < LEAST_ROOM_BYTES:
+        return ladder.Ending("disk", ending.phase, "No space left on device")
+    return ending
 
 
 def worker_command(run: RunFolder, rung: ladder.Rung, processes: int) -> list[str]:
@@ -169,7 +185,14 @@ def _stop(worker: subprocess.Popen[bytes], run: RunFolder, limit_s: float) -> No
         worker.wait(limit_s)
     except subprocess.TimeoutExpired:
         _end_group(worker.pid)
-        worker.wait()
+        try:
+            worker.wait(KILL_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise RunFailed(
+                f"process {worker.pid} does not end, even when killed",
+                because="it waits inside the kernel, for a driver or a file system that does not answer",
+                help=f"put that right, for a GPU by a restart of the machine, then go on with: {_resume(run)}",
+            ) from None
 
 
 def _beating(run: RunFolder) -> int | None:
@@ -213,7 +236,10 @@ def _alone(run: RunFolder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _terminated_is_interrupted() -> Iterator[None]:
-    """A SIGTERM, as a batch system sends it, is treated as Ctrl-C: save, say how to go on."""
+    """A SIGTERM, as a batch system sends it, and a closed terminal are treated as Ctrl-C: save, say how to go on.
+
+    Under nohup a closed terminal changes nothing.
+    """
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -221,11 +247,28 @@ def _terminated_is_interrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _folder_errors(run: RunFolder) -> Iterator[None]:
+    """What this process itself cannot write or read is told in words, with the way on."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"run folder `{run.path}` cannot be used",
+            because=error.strerror or str(error),
+            help=f"nothing is lost; make it writable and free space, then go on with: {_resume(run)}",
+        ) from error
 
 
 def _end_group(pid: int) -> None:
@@ -235,16 +278,44 @@ def _end_group(pid: int) -> None:
 
 
 def _failure(run: RunFolder, ending: ladder.Ending, why: str) -> GrpoPortableError:
-    written = run.read_json("failure.json")
-    help_ = written.get("help") or f"the worker's log: {run.path / 'worker.log'}; go on with --resume --out {run.path}"
-    run.event("stopped", why, error=ending.error, step=_steps_done(run))
+    written, go_on = run.read_json("failure.json"), f"go on with: {_resume(run)}"
+    _tell(run, "stopped", why, error=ending.error)
     if ending.kind == "user":
         return UsageError(ending.error, because=written.get("because"), help=written.get("help"))
     if ending.kind == "interrupted":
-        return Interrupted(
-            "the run was interrupted and saved", help=f"go on with: grpo-portable train --resume --out {run.path}"
-        )
+        return Interrupted("the run was interrupted and saved", help=go_on)
+    if ending.kind == "disk":
+        made = f"what was made up to step {_steps_done(run)} is kept"
+        return RunFailed(ending.error, because=f"{made}, no more could be written", help=f"free space, then {go_on}")
+    help_ = written.get("help") or f"the worker's log: {run.path / 'worker.log'}; {go_on}"
     return RunFailed(ending.error, because=written.get("because") or why, help=help_)
+
+
+def _tell(run: RunFolder, kind: str, message: str, **more: str) -> None:
+    """An event, unless it cannot be written: the disk may be what failed."""
+    with contextlib.suppress(OSError):
+        run.event(kind, message, step=_steps_done(run), **more)
+
+
+def _resume(run: RunFolder) -> str:
+    return f"grpo-portable train --resume --out {run.path}"
+
+
+def _room(run: RunFolder) -> int:
+    """Bytes that may still be written into the run folder."""
+    return shutil.disk_usage(run.path).free
+
+
+def _clean_log(log: Path, began: int) -> None:
+    """Take what is private (home folder, tokens) out of what a worker printed; nobody writes there any more."""
+    with contextlib.suppress(OSError), log.open("r+b") as file:
+        file.seek(began)
+        printed = file.read()
+        cleaned = clean(printed.decode("utf-8", "replace")).encode("utf-8")
+        if cleaned != printed:
+            file.seek(began)
+            file.write(cleaned)
+            file.truncate()
 
 
 def _steps_done(run: RunFolder) -> int:

@@ -53,8 +53,8 @@ def test_the_error_told_is_the_workers_and_not_the_launchers():
 
 def test_a_broken_import_is_not_tried_on_every_rung():
     ending = Ending("import", "starting", "ModuleNotFoundError: No module named 'httpx2'")
-    assert next_step(Rung("bf16-hf", 8, 64), ending, OPEN, 8, 0).rung is None
-    assert next_step(TOP, ending, OPEN, 8, 0).rung.path == "bf16-vllm"
+    assert next_step(Rung("bf16-hf", 8, 64), ending, OPEN, 0).rung is None
+    assert next_step(TOP, ending, OPEN, 0).rung.path == "bf16-vllm"
 
 
 def test_a_hang_is_a_hang_whatever_the_exit_code():
@@ -63,7 +63,7 @@ def test_a_hang_is_a_hang_whatever_the_exit_code():
 
 @pytest.mark.parametrize("kind", ["user", "reward", "disk", "interrupted"])
 def test_what_a_lower_path_cannot_cure_is_not_retried(kind):
-    assert next_step(TOP, Ending(kind, "training", "x"), OPEN, 8, 0).rung is None
+    assert next_step(TOP, Ending(kind, "training", "x"), OPEN, 0).rung is None
 
 
 @pytest.mark.parametrize(
@@ -79,29 +79,29 @@ def test_what_a_lower_path_cannot_cure_is_not_retried(kind):
     ],
 )
 def test_memory_halves_the_part_that_ran_out_and_then_goes_down(phase, rung, expected):
-    assert next_step(rung, Ending("oom", phase, "CUDA out of memory"), OPEN, 8, 0).rung == expected
+    assert next_step(rung, Ending("oom", phase, "CUDA out of memory"), OPEN, 0).rung == expected
 
 
 def test_an_engine_that_dies_is_not_asked_twice():
-    step = next_step(TOP, Ending("engine", "starting", "vLLM did not start"), OPEN, 8, 0)
+    step = next_step(TOP, Ending("engine", "starting", "vLLM did not start"), OPEN, 0)
     assert step.rung == Rung("bf16-vllm", 8, 64)
     assert "vLLM did not start" in step.reason
 
 
 def test_a_killed_portable_worker_is_started_again_once():
     rung = Rung("bf16-hf", 8, 64)
-    assert next_step(rung, Ending("killed", "update", "signal 9"), OPEN, 8, 0).rung == rung
-    assert next_step(rung, Ending("killed", "update", "signal 9"), OPEN, 8, 1).rung == Rung("qlora-hf", 8, 64)
+    assert next_step(rung, Ending("killed", "update", "signal 9"), OPEN, 0).rung == rung
+    assert next_step(rung, Ending("killed", "update", "signal 9"), OPEN, 1).rung == Rung("qlora-hf", 8, 64)
 
 
 def test_the_last_rung_ends_the_run():
-    assert next_step(Rung("cpu", 1, 1), Ending("nonfinite", "update", "nan"), ("cpu",), 8, 3).rung is None
+    assert next_step(Rung("cpu", 1, 1), Ending("nonfinite", "update", "nan"), ("cpu",), 3).rung is None
 
 
 def test_every_ladder_ends():
     rung, starts = TOP, 0
     while rung is not None:
-        rung = next_step(rung, Ending("oom", "rollout" if starts % 2 else "update", "oom"), OPEN, 8, 0).rung
+        rung = next_step(rung, Ending("oom", "rollout" if starts % 2 else "update", "oom"), OPEN, 0).rung
         starts += 1
         assert starts < 60
 
