@@ -101,8 +101,8 @@ def bench_rollout(
     for engine in engines:
         try:
             result = _measure(engine, config, prompts, workload, where, dtype, repeats)
-        except (GrpoPortableError, ImportError) as error:
-            result = {"engine": engine, "error": str(error)}
+        except Exception as error:  # one engine that fails, whatever the way, must not cost the others' numbers
+            result = {"engine": engine, "error": f"{type(error).__name__}: {error}"}
         if "tok_s" in result and floor["tok_s"]:
             result["floor_share"] = round(result["tok_s"] / floor["tok_s"], 3)
         results.append(result)
@@ -219,10 +219,13 @@ def _policy(config: Any, work: Workload, where: Any, dtype: Any) -> tuple[Any, l
 
 def _config(shape: str) -> Any:
     from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     settings = dict(SHAPES[shape])
     kind = settings.pop("model_type")
-    return AutoConfig.for_model(kind, **settings, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    config = AutoConfig.for_model(kind, **settings, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]  # vLLM goes by it
+    return config
 
 
 def _floor(config: Any, work: Workload, where: Any, dtype: Any) -> dict[str, Any]:

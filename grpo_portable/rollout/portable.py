@@ -16,7 +16,7 @@ import torch
 from grpo_portable.errors import DataError, EngineError, EngineUnsupported
 from grpo_portable.rollout import delta, fp8, fused, kv
 from grpo_portable.rollout.decoder import STEPS, Decoder, capacity_for
-from grpo_portable.rollout.family import read
+from grpo_portable.rollout.family import read, unwrap
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling, TokenIds
 from grpo_portable.rollout.sampler import Drawing, drawing_of, uniform
 from grpo_portable.rollout.schedule import Schedule, plan, row_buckets
@@ -73,7 +73,7 @@ class PortableRollout:
 
     def sync(self, policy: Any) -> None:
         """Take over the policy's current weights; no keys or values outlive a rollout, so the next one uses only these."""
-        if policy is not self.policy or self._addresses() != self._bound:
+        if unwrap(policy) is not unwrap(self.policy) or self._addresses() != self._bound:
             self._bind(policy)
             self._decoder = None
         else:

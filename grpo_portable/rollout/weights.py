@@ -137,7 +137,8 @@ class Keeper:
             for block in family.blocks
         )
         head = active(family.head)
-        if hasattr(head, "lora_A") or hasattr(active(family.embed), "lora_embedding_A"):
+        embed = active(family.embed)
+        if any(hasattr(m, mark) for m in (head, embed) for mark in ("lora_A", "lora_embedding_A", "token_adapter")):
             raise EngineUnsupported("an adapter sits on the embedding or the head")
         return Weights(
             embed=self._borrow(lambda: active(family.embed).weight),

@@ -268,6 +268,34 @@ def test_models_it_does_not_know_go_to_the_reference_engine() -> None:
         make(policy, None, rows=2, copy="fp8")
 
 
+@pytest.mark.parametrize(
+    "settings", [{"target_modules": ["embed_tokens", "q_proj"]}, {"trainable_token_indices": [1, 2]}]
+)
+def test_adapters_outside_the_layers_go_to_the_reference_engine(settings: dict) -> None:
+    policy = rollouts.with_lora(rollouts.model("llama"), **settings)
+    engine = make(policy, None, rows=2)
+    assert engine.name == "reference" and "embedding or the head" in engine.because
+
+
+def test_a_wrapper_of_the_same_policy_is_the_same_policy() -> None:
+    policy = rollouts.with_lora(rollouts.model("llama"))
+    engine = PortableRollout(policy, None, rows=2)
+    keeper = engine.keeper
+    engine.sync(policy.get_base_model())
+    assert engine.keeper is keeper
+    other = rollouts.model("llama", seed=2)
+    engine.sync(other)
+    made = engine.generate(rollouts.prompts(6), 1, GREEDY)
+    same(other, made, ReferenceRollout(other, None, rows=1).generate(rollouts.prompts(6), 1, GREEDY))
+
+
+def test_rest_costs_nothing_but_time() -> None:
+    engine, prompts = PortableRollout(rollouts.model("llama"), None, rows=2), rollouts.prompts(6, 9)
+    before = engine.generate(prompts, 2, GREEDY)
+    engine.rest()
+    assert engine.generate(prompts, 2, GREEDY) == before
+
+
 def test_the_policy_is_left_in_its_mode() -> None:
     policy = rollouts.with_lora(rollouts.model(), lora_dropout=0.5).train()
     prompts = rollouts.prompts(8)
