@@ -39,16 +39,30 @@ REPORTED_PACKAGES = (
 
 
 @contextlib.contextmanager
-def stage(run: RunFolder, name: str) -> Iterator[None]:
-    """Add the seconds spent inside to the stage's; those before a crash or a stop stay counted."""
+def stage(run: RunFolder, name: str, there: int = 0) -> Iterator[None]:
+    """Add the seconds spent inside to the stage's; those before a crash or a stop stay counted.
+
+    `there`: how many of its answers or steps there are already. `paths` says which path made those from number `from` on.
+    """
     began = time.perf_counter()
+    record = run.read_json("run.json")
+    found = record.get("stages", {}).get(name, {})
+    paths = spans(found.get("paths", []), str(record.get("path")), there)
+    _note_stage(run, name, seconds=found.get("seconds", 0.0), paths=paths)  # now: the worker may be killed in it
     try:
         yield
     finally:
-        stages = run.read_json("run.json").get("stages", {})
-        before = stages.get(name, {}).get("seconds", 0.0)
-        stages[name] = {"seconds": round(before + time.perf_counter() - began, 3)}
-        note(run, stages=stages)
+        _note_stage(run, name, seconds=round(found.get("seconds", 0.0) + time.perf_counter() - began, 3), paths=paths)
+
+
+def spans(before: list[dict[str, Any]], path: str, there: int) -> list[dict[str, Any]]:
+    """Which path made what: `before` without what is made again, and `path` from number `there` on."""
+    kept = [span for span in before if span["from"] < there]
+    return kept if kept and kept[-1]["path"] == path else [*kept, {"path": path, "from": there}]
+
+
+def _note_stage(run: RunFolder, name: str, **values: Any) -> None:
+    note(run, stages={**run.read_json("run.json").get("stages", {}), name: values})
 
 
 def note(run: RunFolder, **values: Any) -> None:

@@ -101,8 +101,15 @@ class RunFolder:
     def heartbeat(self, doing: str) -> None:
         """Tell the supervisor that the worker is alive and what it is doing."""
         write_atomically(
-            self.heartbeat_file, json.dumps({"time": time.time(), "doing": doing, "pid": os.getpid()}), sync=False
+            self.heartbeat_file,
+            json.dumps({"time": time.time(), "doing": clean(doing), "pid": os.getpid()}),
+            sync=False,
         )
+
+    def beat(self) -> None:
+        """Renew the last heartbeat: the worker still does what it said."""
+        with contextlib.suppress(OSError):
+            os.utime(self.heartbeat_file)
 
 
 def create(path: Path, recipe: Recipe, header: str = "") -> RunFolder:

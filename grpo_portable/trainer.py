@@ -92,6 +92,9 @@ class GrpoTrainer(SamplerCorrection, GRPOTrainer):
         self.guard = NonFiniteGuard(scaled=arguments.fp16)
         self.plateau = Plateau(bootstrapped=recipe.bootstrap_epochs > 0)
         self._rollout_in_buffer: int | None = None
+        self._weights_move = (
+            False  # between the optimizer's step and the end of it, weights and step number do not match
+        )
         self._finished: list[bool] = []
         self._rewards: list[list[float]] = []
         self._line: dict[str, Any] = {}
@@ -251,6 +254,8 @@ class GrpoTrainer(SamplerCorrection, GRPOTrainer):
             bad = f"the gradient of {first_not_finite((n, p.grad) for n, p in named) or 'all weights together'}"
         elif not bool(torch.isfinite(self._loss_sum)):
             bad = "the loss"
+        if bad is not None and self.guard.in_a_row == 0 and self.accelerator.scaler is None:
+            self.save_if_whole()  # should more follow, a lower path goes on from the last good step
         self._line["skipped"] = self.guard.see(bad, self.state.global_step + 1)
         if bad is not None:
             self._drop_update(bad)
@@ -321,6 +326,15 @@ class GrpoTrainer(SamplerCorrection, GRPOTrainer):
             trainer_state=json.dumps(dataclasses.asdict(self.state)),
         )
 
+    def save_if_whole(self) -> None:
+        """A checkpoint of the last finished step, unless there is one, its update was cut in two or its rollout half used."""
+        step = self.state.global_step
+        if not self.accelerator.is_main_process or self._weights_move or step % self.recipe.num_iterations or not step:
+            return
+        newest = checkpoint.newest(self.run.checkpoints)
+        if newest is None or newest.step < step:
+            self.save_now()
+
     def start(self, saved: checkpoint.Checkpoint | None = None) -> None:
         """Train from the beginning, or from a checkpoint: same weights, optimizer, schedule, generators, questions to come.
 
@@ -371,7 +385,10 @@ class GrpoTrainer(SamplerCorrection, GRPOTrainer):
 
 
 class _StepCallback(TrainerCallback):
-    """When to save: every `save_every` steps and at a wish to stop, but only between two rollouts: a half-used one is lost."""
+    """When to save: every `save_every` steps and at a wish to stop, but only between two rollouts: a half-used one is lost.
+
+    Also tells the trainer while an update is being made.
+    """
 
     def __init__(self, trainer: GrpoTrainer) -> None:
         self.trainer = trainer
@@ -382,12 +399,17 @@ class _StepCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer._step_began = time.perf_counter()
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer._weights_move = True
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer._weights_move = False
         recipe, stopping = self.trainer.recipe, self.trainer.stop.wanted
+        good = self.trainer.guard.in_a_row == 0  # a skipped update is tried again on a lower path
         between = state.global_step % recipe.num_iterations == 0
         since = state.global_step // recipe.num_iterations % max(1, recipe.save_every // recipe.num_iterations)
         last = state.global_step >= recipe.steps
-        if last or (between and (stopping or since == 0)):
+        if last or (between and (stopping or (since == 0 and good))):
             control.should_save = True
         if stopping:
             control.should_training_stop = True

@@ -8,6 +8,7 @@ kind that the supervisor decides by, and an exit code of its own.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
@@ -18,17 +19,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_portable import bootstrap, checkpoint, data, evaluate, failure, policy, prompts, questions, record, rewards
-from grpo_portable.engines import PathSettings, open_engine, path_settings
-from grpo_portable.errors import (
-    Interrupted,
+from grpo_portable import (
+    bootstrap,
+    checkpoint,
+    data,
+    evaluate,
+    failure,
+    policy,
+    prompts,
+    pulse,
+    questions,
+    record,
+    rewards,
 )
+from grpo_portable.engines import PathSettings, open_engine, path_settings
+from grpo_portable.errors import Interrupted, NonFiniteError
 from grpo_portable.guards import StopSignal, require_finite
 from grpo_portable.ladder import EXIT
 from grpo_portable.processes import Processes, here
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Resting, Rollout
-from grpo_portable.run import RunFolder, open_run
+from grpo_portable.run import RunFolder, open_run, read_lines
 
 
 @dataclass
@@ -51,7 +62,7 @@ class Session:
 
     @property
     def cpu(self) -> bool:
-        return self.settings.path == "cpu"
+        return self.device.type == "cpu"
 
 
 def run_stages(run: RunFolder, stop: StopSignal) -> None:
@@ -81,26 +92,27 @@ def run_stages(run: RunFolder, stop: StopSignal) -> None:
 
 def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     """Load model and data, build the prompts, put the adapter on, open the engine, and write down what was done."""
-    import torch
     from transformers import set_seed
 
     recipe = run.recipe()
     settings = path_settings(recipe.path, bfloat16=_computes_in_bfloat16())
-    device = torch.device("cpu") if recipe.path == "cpu" else torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    device = _device(recipe)
     run.heartbeat("reading the questions")
     only_evaluate = task.get("only") == "evaluate"
-    asked = questions.gather(recipe, train=not only_evaluate or recipe.few_shot > 0)
+    with pulse.while_bytes_move(run):
+        asked = questions.gather(recipe, train=not only_evaluate or recipe.few_shot > 0)
     train_data, held_out_data = asked.train, asked.held_out
     for told in asked.told:
         record.tell_once(run, "data", told)
     run.heartbeat(f"loading {recipe.model}")
     full_precision = recipe.lora_rank == 0 and not only_evaluate  # all weights are trained: they are their own masters
-    loaded = policy.load(
-        recipe.model,
-        dtype="float32" if full_precision else settings.dtype,
-        quantization=settings.quantization,
-        device=device,
-    )
+    with pulse.while_bytes_move(run):  # the first time it is downloaded
+        loaded = policy.load(
+            recipe.model,
+            dtype="float32" if full_precision else settings.dtype,
+            quantization=settings.quantization,
+            device=device,
+        )
     shots = prompts.choose_shots(train_data.questions, recipe.few_shot, recipe.seed) if train_data else ()
     builder = prompts.builder(
         loaded.tokenizer, recipe, shots=shots, generation_stop_ids=prompts.generation_stop_ids(loaded.model)
@@ -153,6 +165,12 @@ def _fit(
     )
 
 
+def _device(recipe: Recipe) -> Any:
+    import torch
+
+    return torch.device("cpu") if recipe.path == "cpu" else torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+
+
 def _computes_in_bfloat16() -> bool:
     """By compute capability: asked itself, torch also counts emulation."""
     import torch
@@ -172,7 +190,8 @@ def evaluate_stage(session: Session, stage: str) -> None:
         return
     from grpo_portable.trainer import rollout_mode
 
-    with record.stage(run, stage), rollout_mode(session.model):
+    there = sum(1 for name, _ in parts for _ in read_lines(run.generations(name)))
+    with record.stage(run, stage, there), rollout_mode(session.model):
         session.engine.sync(session.model)
         for name, samples in parts:
 
@@ -278,7 +297,9 @@ def train_stage(session: Session) -> None:
     saved = checkpoint.newest(
         run.checkpoints, lambda torn: run.event("resume", f"checkpoint {torn.name} is torn; the one before is used")
     )
-    with record.stage(run, "train"):
+    if saved is not None:
+        run.event("resume", f"training goes on from step {saved.step}", step=saved.step)
+    with record.stage(run, "train", saved.step if saved else 0):
         run.heartbeat("training")
         trainer = GrpoTrainer(
             session.model,
@@ -306,6 +327,13 @@ def train_stage(session: Session) -> None:
         except KeyboardInterrupt:
             if session.processes.is_main:
                 trainer.save_now()  # a rollout was dropped; the weights are those of the last whole step
+        except Exception as error:  # whatever it was, the steps made so far are kept
+            if not isinstance(error, NonFiniteError):  # then the last good step was saved when the bad ones began
+                with contextlib.suppress(
+                    Exception
+                ):  # a card that failed may not give its weights; its error is the news
+                    trainer.save_if_whole()
+            raise
         if stop.wanted and trainer.state.global_step < recipe.steps:
             raise _interrupted(run, f"training was interrupted after step {trainer.state.global_step} and saved")
         session.model.eval()

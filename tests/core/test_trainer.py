@@ -446,7 +446,7 @@ def test_three_in_a_row_end_the_run_and_leave_a_clean_checkpoint(tmp_path: Path)
         made.train()
     saved = checkpoint.newest(made.run.checkpoints)
     assert saved is not None
-    assert saved.step == 4
+    assert saved.step == 2  # the last good one: what was skipped is tried again on a lower path
     assert all(w.isfinite().all() for w in saved.weights().values())
 
 
