@@ -97,15 +97,7 @@ def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limit
         (run.path / leftover).unlink(missing_ok=True)
     log = run.path / "worker.log"
     began = log.stat().st_size if log.exists() else 0
-    with log.open("ab") as out:
-        worker = subprocess.Popen(
-            worker_command(run, rung, processes),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=worker_environment(rung),
-        )
+    worker = _start(run, rung, processes, log)
     try:
         hung = _watch(worker, run, limits, progress)
     except KeyboardInterrupt:
@@ -124,6 +116,19 @@ def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limit
     return ending
 
 
+def _start(run: RunFolder, rung: ladder.Rung, processes: int, log: Path) -> subprocess.Popen[bytes]:
+    """A worker in a process group of its own, so that nothing of it outlives it."""
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            worker_command(run, rung, processes),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=worker_environment(rung),
+        )
+
+
 def worker_command(run: RunFolder, rung: ladder.Rung, processes: int) -> list[str]:
     """The command of one worker: accelerate's launcher around `grpo_portable.worker`."""
     launch = [
@@ -137,7 +142,9 @@ def worker_command(run: RunFolder, rung: ladder.Rung, processes: int) -> list[st
     ]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     if rung.path == "cpu":
-        threads = os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 2) // processes)
+        # the built-in model is too small to share: a second thread only waits for the first
+        cores = 1 if run.recipe().model == "embedded" else (os.cpu_count() or 2)
+        threads = os.environ.get("OMP_NUM_THREADS") or max(1, cores // processes)
         launch += ["--cpu", "--num_cpu_threads_per_process", str(threads)]
     return [*launch, "-m", "grpo_portable.worker", str(run.path)]
 
@@ -147,6 +154,7 @@ def worker_environment(rung: ladder.Rung) -> dict[str, str]:
     wanted = {
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin at barriers made a step ten times slower on a busy machine
         "ACCELERATE_USE_CPU": "true" if rung.path == "cpu" else "false",
         "PYTORCH_CUDA_ALLOC_CONF": "" if rung.path.endswith("-vllm") else "expandable_segments:True",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
