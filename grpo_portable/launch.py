@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from doctor.diagnosis import Diagnosis, diagnosis_to_json
 from doctor.facts import Facts, facts_to_json
@@ -198,9 +199,18 @@ def _new_folder(prepared: Prepared, out: Path | None) -> run_folder.RunFolder:
     )
     folder = run_folder.create(path, prepared.settled.recipe, header)
     folder.write_json("facts.json", facts_to_json(prepared.diagnosis.facts))
-    folder.write_json("plan.json", {**diagnosis_to_json(prepared.diagnosis), "settled": list(prepared.settled.reasons)})
+    folder.write_json("plan.json", _answer(prepared))
     folder.write_json("run.json", {"schema": run_folder.SCHEMA, "recipe": prepared.name, "command": _command()})
     return folder
+
+
+def _answer(prepared: Prepared) -> dict[str, Any]:
+    """The doctor's answer and the reasons of what was settled; a local model by its name, not by where it lies."""
+    answer = {**diagnosis_to_json(prepared.diagnosis), "settled": list(prepared.settled.reasons)}
+    model = answer["plan"]["model"]
+    if model and Path(model).expanduser().exists():
+        answer["plan"]["model"] = Path(model).name
+    return answer
 
 
 def _command() -> str:

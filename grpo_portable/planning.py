@@ -14,7 +14,6 @@ from doctor.diagnosis import PATHS, Diagnosis
 from doctor.facts import Facts
 from doctor.plan import card_memory, diagnose
 from doctor.shapes import Shape, shape_of
-from grpo_portable.embedded import model_folder
 from grpo_portable.ladder import CPU_PARAMETERS_LIMIT
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.available import unserved
@@ -60,9 +59,7 @@ def answer_tokens(recipe: Recipe) -> int:
 
 def shape_name(recipe: Recipe) -> str | None:
     """The model by the name the doctor knows its shape by."""
-    if recipe.model == "auto":
-        return None
-    return str(model_folder()) if recipe.model == "embedded" else recipe.model
+    return None if recipe.model == "auto" else recipe.model
 
 
 def ledger_of(recipe: Recipe, diagnosis: Diagnosis, path: str) -> memory.Settled | None:
