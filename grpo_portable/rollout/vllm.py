@@ -19,6 +19,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,8 @@ class VllmRollout:
         check(prompts, n, sampling, self.context, self.vocabulary)
         if not prompts:
             return []
+        if sampling.seed is None and sampling.temperature > 0:  # drawn from torch's generator, which must not be left where it was
+            sampling = replace(sampling, seed=int(torch.randint(2**31, ()).item()))
         llm, drawn = self._awake(), n if sampling.temperature > 0 else 1
         wanted = [{"prompt_token_ids": list(map(int, ids))} for ids in prompts]
         seed = None if self._seeds_by_request else sampling.seed
@@ -207,7 +210,6 @@ class VllmRollout:
 
     def _parameters(self, sampling: Sampling, drawn: int, index: int) -> Any:
         """vLLM's sampling parameters of one prompt. Only our stop ids end a row: the model's own are among them or unwanted."""
-        seeded = sampling.seed is not None and self._seeds_by_request
         return _vllm().SamplingParams(
             n=drawn,
             max_tokens=sampling.max_tokens,
@@ -216,7 +218,7 @@ class VllmRollout:
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             repetition_penalty=sampling.repetition_penalty,
-            seed=random.Random(f"{sampling.seed} {index}").getrandbits(62) if seeded else None,
+            seed=random.Random(f"{sampling.seed} {index}").getrandbits(62) if self._seeds_by_request else None,
             stop_token_ids=list(sampling.stop_ids),
             stop=list(sampling.stop_strings),
             ignore_eos=True,

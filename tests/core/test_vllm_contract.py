@@ -282,6 +282,8 @@ def test_seeds_repeat_and_rows_differ(llm: Any, source: Path, by_request: bool) 
     drawn = [engine.generate([PROMPTS[0]] * 2, 4, Sampling(max_tokens=12, seed=seed)) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len({c.token_ids for group in drawn[0] for c in group}) == 8  # equal prompts do not repeat one another
+    unseeded = [engine.generate([PROMPTS[0]], 4, Sampling(max_tokens=12)) for _ in range(2)]
+    assert unseeded[0] != unseeded[1]
 
 
 def test_the_process_generators_are_not_disturbed(llm: Any, source: Path) -> None:
