@@ -136,7 +136,7 @@ class VllmRollout:
         check(prompts, n, sampling, self.context, self.vocabulary)
         if not prompts:
             return []
-        if sampling.seed is None and sampling.temperature > 0:  # drawn from torch's generator, which must not be left where it was
+        if sampling.seed is None and sampling.temperature > 0:  # drawn, since torch's generator is put back
             sampling = replace(sampling, seed=int(torch.randint(2**31, ()).item()))
         llm, drawn = self._awake(), n if sampling.temperature > 0 else 1
         wanted = [{"prompt_token_ids": list(map(int, ids))} for ids in prompts]
