@@ -67,7 +67,9 @@ class Plateau:
                 "bootstrap missing? A model that never writes the target format earns nothing to learn from; set "
                 "bootstrap_epochs to 1 (and bootstrap_data where the training data has no worked answers)"
             )
-        return "the bootstrap was too short or the questions are too hard; generations/bootstrap.jsonl shows the answers"
+        return (
+            "the bootstrap was too short or the questions are too hard; generations/bootstrap.jsonl shows the answers"
+        )
 
 
 def _variance(values: list[float]) -> float:

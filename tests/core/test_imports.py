@@ -54,7 +54,16 @@ def test_imports_point_one_way(file):
 
 @pytest.mark.parametrize("name", ["run", "recipe", "errors", "answers", "numbers", "stats"])
 def test_the_lowest_rooms_know_no_other_engine_or_stage(name):
-    assert own(ROOM / f"{name}.py") <= {"errors", "recipe", "combinations", "run", "numbers", "phrases", "markup", "answers"}
+    assert own(ROOM / f"{name}.py") <= {
+        "errors",
+        "recipe",
+        "combinations",
+        "run",
+        "numbers",
+        "phrases",
+        "markup",
+        "answers",
+    }
 
 
 @pytest.mark.parametrize(("engine", "where"), [("vllm", "rollout/vllm.py"), ("triton", "rollout/kernels.py")])
