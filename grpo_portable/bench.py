@@ -11,6 +11,7 @@ import argparse
 import gc
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -300,10 +301,16 @@ def table(report: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """`rollout ...` here, `step ...` in `bench_step`; the exit code."""
+    given_words = list(sys.argv[1:] if arguments is None else arguments)
+    if given_words[:1] == ["step"]:
+        from grpo_portable import bench_step
+
+        return bench_step.main(given_words[1:])
     parser = argparse.ArgumentParser(
         prog="grpo-portable bench", description=__doc__.splitlines()[0] if __doc__ else None
     )
-    parser.add_argument("what", choices=["rollout"])
+    parser.add_argument("what", choices=["rollout", "step"], help="`step --help` says more of steps")
     parser.add_argument("--shape", default="qwen3-4b", help=", ".join(SHAPES))
     parser.add_argument("--engines", default="portable,reference", help=f"comma-separated: {', '.join(ENGINES)}")
     parser.add_argument("--device", default="auto")
@@ -313,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=None, help="completions generated at once; all by default")
     parser.add_argument("--shortest", type=int, default=None, help="spread lengths evenly from this to --new-tokens")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args(given_words)
     work = Workload(
         given.prompts, given.group, given.prompt_tokens, given.new_tokens, given.shortest, given.rows, given.lora_rank
     )
