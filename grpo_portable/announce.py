@@ -8,7 +8,7 @@ from doctor.diagnosis import PATHS, Diagnosis
 from grpo_portable.recipe import Recipe
 from grpo_portable.settle import Settled
 
-WIDTH = 88
+WIDTH = 80
 
 
 def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None) -> str:
@@ -28,7 +28,7 @@ def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None) -> st
         (
             "steps",
             str(recipe.steps)
-            + (f", after a bootstrap of {recipe.bootstrap_epochs:g} epochs" if recipe.bootstrap_epochs else ""),
+            + (f", after a bootstrap of {_epochs(recipe.bootstrap_epochs)}" if recipe.bootstrap_epochs else ""),
         ),
     ]
     if ledger is not None:
@@ -60,6 +60,10 @@ def _model(recipe: Recipe) -> str:
         return f"{recipe.model}, all weights trained"
     kind = ("DoRA" if recipe.dora else "LoRA") + (" (rsLoRA)" if recipe.rslora else "")
     return f"{recipe.model}, {kind} of rank {recipe.lora_rank}"
+
+
+def _epochs(count: float) -> str:
+    return f"{count:g} epoch" + ("" if count == 1 else "s")
 
 
 def _row(name: str, text: str) -> list[str]:

@@ -19,9 +19,10 @@ from doctor.diagnosis import Diagnosis, diagnosis_to_json
 from doctor.facts import Facts, facts_to_json
 from grpo_portable import announce, catalogue, planning, reach, supervise
 from grpo_portable import run as run_folder
-from grpo_portable.errors import PathClosed, RecipeError, RunFolderError, UsageError
+from grpo_portable.errors import DataError, ModelError, PathClosed, RecipeError, RunFolderError, UsageError
 from grpo_portable.recipe import Recipe, is_template, load, parsed, with_template
 from grpo_portable.rollout.available import unavailable, unserved
+from grpo_portable.rows import SUFFIXES
 from grpo_portable.settle import Settled
 
 RUNS = Path("runs")
@@ -65,8 +66,9 @@ def train(
 
 def resume(out: Path | None, *, fallback: bool) -> None:
     """Go on with a run: the stages that are complete are kept, training goes on from its last whole checkpoint."""
-    folder = run_folder.open_run(out or _newest())
+    folder = run_folder.open_run(out or _newest(trains=True))
     _need_training_stack()
+    print(f"run folder: {folder.path}\n", flush=True)
     folder.event("resume", "the run goes on")
     finish(folder, fallback=fallback)
 
@@ -76,7 +78,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model, with or without an adapter, in a run folder of its own."""
     if resuming:
-        folder = run_folder.open_run(out or _newest())
+        folder = run_folder.open_run(out or _newest(trains=False))
+        print(f"run folder: {folder.path}\n", flush=True)
     else:
         prepared = prepare(name, auto=True, overrides=overrides)
         _need_training_stack()
@@ -103,6 +106,8 @@ def prepare(name: str | None, *, auto: bool, overrides: Sequence[str], facts_fil
     recipe = with_template(recipe, Path.cwd())
     known_rewards(recipe)
     known_template(recipe)
+    if not facts_file:  # another machine has its own files
+        known_files(recipe)
     can_run = None if facts_file else unavailable(recipe)
     settled, diagnosis = planning.plan(recipe, facts, auto=auto, can_run=can_run)
     return Prepared(Path(str(name)).stem, replace(settled, reasons=(*notes, *settled.reasons)), diagnosis)
@@ -149,6 +154,19 @@ def known_template(recipe: Recipe) -> None:
             f"chat template `{recipe.chat_template}` cannot be used",
             because="it is neither Jinja text nor a file in the working directory or beside the recipe",
             help="`auto`, `none`, or a Jinja file",
+        )
+
+
+def known_files(recipe: Recipe) -> None:
+    """DataError or ModelError for a file or folder that is named as one and is not there, before libraries are loaded."""
+    for source in (recipe.data, recipe.eval_data, recipe.bootstrap_data):
+        if reach.names_a_file(source, SUFFIXES) and not reach.is_there(source):
+            raise DataError(
+                f"data file `{source}` is not there", help="check the path; hub data sets are named owner/name"
+            )
+    if reach.names_a_file(recipe.model, (".gguf",)) and not reach.is_there(recipe.model):
+        raise ModelError(
+            f"model `{recipe.model}` is not there", help="check the path; models of the hub are named owner/name"
         )
 
 
@@ -223,13 +241,20 @@ def _command() -> str:
     return shlex.join(["grpo-portable", *map(shown, sys.argv[1:])])
 
 
-def _newest() -> Path:
-    runs = sorted(RUNS.glob("*/recipe.yaml"), key=lambda f: f.stat().st_mtime)
+def _newest(*, trains: bool) -> Path:
+    """The newest training run, or the newest evaluation: neither goes on with the other."""
+    files = [f for f in RUNS.glob("*/recipe.yaml") if _trains(f.parent) == trains]
+    runs = sorted(files, key=lambda f: f.stat().st_mtime)
     if not runs:
+        kind = "run" if trains else "evaluation"
         raise RunFolderError(
-            "there is no run to go on with", because="runs/ holds none", help="name its folder with --out"
+            f"there is no {kind} to go on with", because="runs/ holds none", help="name its folder with --out"
         )
     return runs[-1].parent
+
+
+def _trains(folder: Path) -> bool:
+    return run_folder.open_run(folder).read_json("task.json").get("only") != "evaluate"
 
 
 def _need_training_stack() -> None:

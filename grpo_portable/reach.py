@@ -1,4 +1,4 @@
-"""Is a model hub, or a local copy of a model, within reach? Sockets and folders only; nothing is downloaded."""
+"""Is a model hub, a local copy of a model, or a file within reach? Sockets and folders only; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -38,12 +38,21 @@ def have_model(model: str) -> Reach:
     """Whether a model can be loaded without the hub: a folder, a file, the built-in one, or a complete cached copy."""
     if model == "embedded":
         return Reach(True, "built in")
-    if Path(model).expanduser().exists():
+    if is_there(model):
         return Reach(True, "a local path")
     cached = _cache() / f"models--{model.replace('/', '--')}" / "snapshots"
     if any(cached.glob("*/config.json")) and any(cached.glob("*/*.safetensors")):
         return Reach(True, "in the local cache")
     return Reach(False, "not on this machine")
+
+
+def names_a_file(source: str, suffixes: tuple[str, ...]) -> bool:
+    """Whether the name can only be a local file or folder: it starts like a path, or ends like a file (`.gz` aside)."""
+    return source.startswith((".", "/", "~")) or source.lower().removesuffix(".gz").endswith(suffixes)
+
+
+def is_there(source: str) -> bool:
+    return Path(source).expanduser().exists()
 
 
 def _cache() -> Path:

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from grpo_portable import launch
+from grpo_portable import run as run_folder
 from grpo_portable.recipe import Recipe, load, override, to_yaml
 
 ROWS = [{"question": f"What is {a} + 1?", "answer": f"{a} + 1 = {a + 1}\n#### {a + 1}"} for a in range(40)]
@@ -32,6 +34,13 @@ def rows(file, records):
         (["train", "--auto", "--set", "lerning_rate=1"], 2, ["lerning_rate", "`learning_rate`"]),
         (["train", "--auto", "--set", "steps=lots"], 2, ["`steps`", "whole number"]),
         (["train", "--auto", "--path", "fp9-vllm"], 2, ["`path`", "fp8-vllm"]),
+        (
+            ["train", "gsm8k-base", "--auto", "--model", "embedded", "--data", "none.jsonl"],
+            2,
+            ["`none.jsonl` is not there"],
+        ),
+        (["train", "gsm8k-base", "--auto", "--model", "./none", "--dry-run"], 2, ["`./none` is not there"]),
+        (["eval", "--model", "embedded", "--data", "./none.csv.gz"], 2, ["`./none.csv.gz` is not there"]),
         (["train", "--resume", "--out", "nowhere"], 2, ["holds no run"]),
         (["train", "--resume"], 2, ["no run to go on with"]),
         (["score", "nowhere"], 2, ["holds no run"]),
@@ -48,6 +57,17 @@ def test_mistakes_are_told_in_a_few_lines(tmp_path, arguments, code, words):
     if "--frobnicate" not in arguments:  # typer draws its own box
         assert len(done.stderr.splitlines()) <= 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_training_never_goes_on_with_an_evaluation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for age, (name, task) in enumerate({"older": None, "trained": None, "eval-1": {"only": "evaluate"}}.items()):
+        folder = run_folder.create(launch.RUNS / name, Recipe(), "")
+        os.utime(folder.recipe_file, (age, age))
+        if task:
+            folder.write_json("task.json", task)
+    assert launch._newest(trains=True).name == "trained"
+    assert launch._newest(trains=False).name == "eval-1"
 
 
 def test_a_path_this_machine_has_not_names_its_wall(tmp_path):

@@ -135,7 +135,7 @@ def test_the_plan_as_text_says_what_why_and_what_was_closed():
         "12 minutes",
     ):
         assert words in text
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_largest_model_that_fits_and_can_be_had_is_picked():
