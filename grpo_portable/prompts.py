@@ -22,7 +22,7 @@ from grpo_portable.recipe import Recipe, is_template
 from grpo_portable.worked import target
 
 LITTLE_ROOM = 1024  # tokens an answer to a contest problem should have at least
-_MARK = "ANSWER-STANDS-HERE"  # stands for an assistant's text when the template's end-of-turn token is looked up
+_MARK = "TEXT-STANDS-HERE"  # stands for an assistant's text, or a question, when a template is looked at
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,14 @@ def builder(
         tuple(generation_stop_ids),
         recipe.answer_style,
     )
-    return _folded_if_needed(made)
+    made = _folded_if_needed(made)
+    if template is not None and _MARK not in made.text(_MARK):
+        raise RecipeError(
+            "the chat template leaves the question out",
+            because=f"of a user's turn that holds a question it makes {made.text(_MARK)[:120]!r}",
+            help="set chat_template to `auto`, `none` or another Jinja file",
+        )
+    return made
 
 
 def _folded_if_needed(made: PromptBuilder) -> PromptBuilder:

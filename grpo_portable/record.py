@@ -6,6 +6,8 @@ Names only: no path, host or user of the machine.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -104,6 +106,10 @@ def data_used(run: RunFolder, recipe: Recipe, part: str, loaded: data.Loaded, fi
     split = recipe.data_split if part == "train" else recipe.eval_split
     name = Path(source).name if Path(source).expanduser().exists() else source
     known = run.read_json("run.json").get("data", {})
+    fingerprint, before = _fingerprint(fitted), known.get(part, {}).get("sha256")
+    if before not in (None, fingerprint):
+        message = f"the questions of {name} ({split}) are not those the run began with: the groups to come are others"
+        tell_once(run, "data", message)
     known[part] = {
         "source": name,
         "split": split,
@@ -113,12 +119,21 @@ def data_used(run: RunFolder, recipe: Recipe, part: str, loaded: data.Loaded, fi
         "over_length": fitted.over_length,
         "over_percentile": fitted.over_percentile,
         "longest_prompt_tokens": max(len(ids) for ids in fitted.prompts),
+        "sha256": fingerprint,
     }
     note(run, data=known)
     if loaded.skipped:
         first = "; ".join(f"row {row}: {reason}" for row, reason in loaded.skipped[:3])
         message = f"{len(loaded.skipped)} rows of {name} ({split}) cannot be used and were left out: {first}"
         tell_once(run, "data", message, rows=[row for row, _ in loaded.skipped[:100]])
+
+
+def _fingerprint(fitted: Fitted) -> str:
+    """The same for the same questions with the same golds in the same order."""
+    hashed = hashlib.sha256()
+    for question in fitted.questions:
+        hashed.update(json.dumps([question.id, question.question, question.gold]).encode())
+    return hashed.hexdigest()[:16]
 
 
 def tell_once(run: RunFolder, kind: str, message: str, **more: Any) -> None:

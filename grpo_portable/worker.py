@@ -368,10 +368,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     except BaseException as error:  # the process edge: whatever ended the run must reach the supervisor
         kind = failure.write(run, error)
-        if kind == "crash":
-            traceback.print_exc()
-        else:
-            print(f"worker: {kind}: {error}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # the log is on the same disk
+            if kind == "crash":
+                traceback.print_exc()
+            else:
+                print(f"worker: {kind}: {error}", file=sys.stderr, flush=True)
         return EXIT.get(kind, 1)
 
 

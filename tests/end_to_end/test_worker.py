@@ -130,6 +130,7 @@ def test_a_run_leaves_every_file_a_report_needs(whole: Path, inputs: Path) -> No
     )
     assert record["trainable_parameters"] + 26_000 > record["total_parameters"] > record["trainable_parameters"] > 0
     assert record["data"]["train"]["used"] == 24
+    assert len({part.pop("sha256") for part in record["data"].values()}) == 2
     assert record["data"]["eval"] == {
         "source": "sums",
         "split": "test",
@@ -141,6 +142,7 @@ def test_a_run_leaves_every_file_a_report_needs(whole: Path, inputs: Path) -> No
         "longest_prompt_tokens": 11,
     }
     assert set(record["stages"]) == {"base", "train", "tuned"}
+    assert all(stage["paths"] == [{"path": "cpu", "from": 0}] for stage in record["stages"].values())
     assert record["versions"]["trl"]
     assert record["prompt"]["example"] == "1 plus 51?\n"
     assert record["peak_memory_gib"] > 0

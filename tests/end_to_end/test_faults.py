@@ -1,0 +1,635 @@
+"""Faults of every kind in a run under the real supervisor: what ended, where it went on, and that nothing is lost.
+
+The table of `docs/faults.md` is what these tests saw: each compares its row with the page. Written anew by
+`FAULTS=write pytest tests/end_to_end/test_faults.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import faulty
+import pytest
+import standin_vllm
+import tiny
+import torch
+from faulty import Watched, at_call, kill, lost, new_run, outcome, recipe, supervised, throw
+
+from grpo_portable import (
+    bootstrap,
+    checkpoint,
+    engines,
+    evaluate,
+    policy,
+    report_setting,
+    run,
+    supervise,
+    trainer,
+    worker,
+)
+from grpo_portable.errors import UsageError
+from grpo_portable.rollout import portable
+from grpo_portable.rollout.protocol import Completion
+from grpo_portable.run import RunFolder, read_lines
+
+PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
+GPU_FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.77 GiB"
+NO_NVCC = "Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist"
+NO_WARM_UP = "'LRUCacheWorkerLoRAManager' object has no attribute 'get_dummy_lora_warmup_rank'"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`kinds`: how the workers must end, the last good one left out. `again`: finished steps that are made again.
+
+    `put_in` is called in the first worker, with `always` in every one. `stops`: the run must stop, and go on after `repair`
+    and --resume. `same`: the result must be the undisturbed run's, bit for bit, or up to rounding.
+    """
+
+    put_in: Callable[[Path], None] = lambda folder: None
+    kinds: tuple[str, ...] = ()
+    path: str = "cpu"
+    changes: dict[str, Any] = field(default_factory=dict)
+    always: bool = False
+    again: int = 0
+    stops: bool = False
+    repair: Callable[[RunFolder], None] = lambda made: None
+    same: str = ""  # bits | rounding
+    says: str = ""  # words that an event or the error must hold
+    limits: supervise.Limits = faulty.LIMITS
+
+
+# --- faults of vLLM
+
+
+def vllm_cannot_be_imported(folder: Path) -> None:
+    package = folder / ".broken" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
+        del sys.modules[name]
+    sys.path.insert(0, str(package.parent))
+    importlib.invalidate_caches()
+
+
+def in_vllm(call: str, number: int, error: BaseException) -> Callable[[Path], None]:
+    return lambda folder: at_call(standin_vllm.LLM, call, number, throw(error))
+
+
+def vllm_hangs_at_start(folder: Path) -> None:
+    start = engines.open_engine
+    worker.open_engine = lambda *a, **o: start(*a, limit_s=1.0, **o)
+    engines.deadline.__wrapped__.__kwdefaults__["every"] = 0.1  # type: ignore[attr-defined]
+    at_call(standin_vllm.LLM, "__init__", 1, lambda *_, **__: time.sleep(600))
+
+
+def vllm_drifts(folder: Path) -> None:
+    def double(llm: Any, *_: Any, **__: Any) -> None:
+        with torch.no_grad():
+            for parameter in llm.model.parameters():
+                parameter.mul_(2.0)
+
+    at_call(standin_vllm.LLM, "generate", 4, double)
+
+
+# --- memory
+
+
+def rung_of(folder: Path) -> Any:
+    return run.open_run(folder).recipe()
+
+
+def in_step(number: int, owner: Any, name: str, do: Callable[..., None]) -> None:
+    """`do` as a method of the trainer begins, from optimizer step `number` on."""
+
+    def when(made: Any, *arguments: Any, **options: Any) -> None:
+        if made.state.global_step + 1 >= number:
+            do(made, *arguments, **options)
+
+    at_call(owner, name, 1, when, every=True)
+
+
+def room_for_rows(rows: int) -> Callable[[Path], None]:
+    def put_in(folder: Path) -> None:
+        if int(rung_of(folder).rollout_rows) > rows:
+            in_step(4, trainer.GrpoTrainer, "_sampling", throw(torch.OutOfMemoryError(GPU_FULL)))
+
+    return put_in
+
+
+def room_for_answers(rows: int) -> Callable[[Path], None]:
+    def put_in(folder: Path) -> None:
+        if int(rung_of(folder).rollout_rows) > rows:
+            at_call(portable.PortableRollout, "generate", 1, throw(torch.OutOfMemoryError(GPU_FULL)))
+
+    return put_in
+
+
+def after(owner: Any, name: str, step: int, micro_batch: int, folder: Path) -> None:
+    """Out of memory as a call ends, in a step and with more rows in a micro-batch than there is room for."""
+    if int(rung_of(folder).micro_batch) <= micro_batch:
+        return
+    steps, original = [0], getattr(owner, name)
+    in_step(1, trainer.GrpoTrainer, "training_step", lambda made, *_, **__: steps.append(made.state.global_step + 1))
+
+    def full(*arguments: Any, **options: Any) -> Any:
+        made = original(*arguments, **options)
+        if steps[-1] >= step:
+            raise torch.OutOfMemoryError(GPU_FULL)
+        return made
+
+    setattr(owner, name, full)
+
+
+def no_room_in_backward(folder: Path) -> None:
+    from accelerate import Accelerator
+
+    after(Accelerator, "backward", 4, 2, folder)
+
+
+def no_room_in_the_optimizer(folder: Path) -> None:
+    after(torch.optim.AdamW, "step", 4, 2, folder)
+
+
+def no_room_to_load(folder: Path) -> None:
+    if rung_of(folder).path == "bf16-hf":
+        at_call(worker.policy, "load", 1, throw(torch.OutOfMemoryError(GPU_FULL)))
+
+
+# --- numbers and rewards
+
+
+def nan_gradient(*steps: int, path: str = "cpu") -> Callable[[Path], None]:
+    def poison(made: Any, *_: Any) -> None:
+        if made.state.global_step + 1 in steps:
+            next(p.grad for p in policy.trainable(made.model).values() if p.grad is not None)[0] = float("nan")
+
+    def put_in(folder: Path) -> None:
+        if rung_of(folder).path == path:
+            at_call(trainer.GrpoTrainer, "_clip_grad_norm", 1, poison, every=True)
+
+    return put_in
+
+
+def reward_raises(folder: Path) -> None:
+    """From the fourth step on."""
+    calls, digits = [0], tiny.digits
+
+    @functools.wraps(digits)
+    def broken(completions: list[str], **options: Any) -> list[float]:
+        calls[0] += len(completions) > 1
+        if calls[0] > 3:
+            raise KeyError("answer")
+        return digits(completions, **options)
+
+    tiny.digits = broken
+
+
+def nothing_is_written(folder: Path) -> None:
+    faulty.changed(
+        portable.PortableRollout,
+        "generate",
+        lambda groups: [[Completion((), (), "stop") for _ in group] for group in groups],
+    )
+
+
+# --- disk
+
+
+def disk_fills(folder: Path) -> None:
+    def fill(*_: Any, **__: Any) -> None:
+        with (folder / "ballast").open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError:
+                return
+
+    in_step(4, trainer.GrpoTrainer, "_note_rollout", fill)
+
+
+def files_must_be_small(folder: Path) -> None:
+    import resource
+
+    in_step(1, trainer.GrpoTrainer, "save_now", lambda *_: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000,) * 2))
+
+
+def folder_is_locked(folder: Path) -> None:
+    faulty.obey_permissions()
+    in_step(4, trainer.GrpoTrainer, "_note_rollout", lambda *_, **__: folder.chmod(0o500))
+
+
+def checkpoint_is_torn(folder: Path) -> None:
+    def tear(*_: Any, **__: Any) -> None:
+        file = folder / "checkpoints" / "step-000004" / "weights.safetensors"
+        file.write_bytes(file.read_bytes()[:100])
+        kill()()
+
+    in_step(5, trainer.GrpoTrainer, "_note_rollout", tear)
+
+
+# --- time, silence
+
+
+def clock_jumps(folder: Path) -> None:
+    real = time.time
+    heartbeat = run.RunFolder.heartbeat
+
+    def jump(*_: Any, **__: Any) -> None:
+        time.time = lambda: real() - 86_400
+
+        def dated(made: RunFolder, doing: str) -> None:
+            heartbeat(made, doing)
+            os.utime(made.heartbeat_file, (real() - 86_400,) * 2)
+
+        run.RunFolder.heartbeat = dated  # type: ignore[method-assign, assignment]
+
+    in_step(3, trainer.GrpoTrainer, "_note_rollout", jump)
+
+
+def hangs(*_: Any, **__: Any) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    time.sleep(600)
+
+
+def killed(owner: Any, name: str, number: int) -> Callable[[Path], None]:
+    return lambda folder: at_call(owner, name, number, kill())
+
+
+TAUGHT = {"bootstrap_epochs": 2.0, "bootstrap_batch": 4, "bootstrap_learning_rate": 2e-2, "max_completion_tokens": 24}
+SILENT = replace(faulty.LIMITS, silence_s=5.0, stop_s=0.5)
+
+
+def of_vllm(put_in: Callable[[Path], None], says: str, **changes: Any) -> Fault:
+    return Fault(put_in, ("engine",), "bf16-vllm", changes, says=says)
+
+
+FAULTS: dict[str, Fault] = {
+    "vLLM cannot be imported": of_vllm(vllm_cannot_be_imported, "libcudart.so.13"),
+    "vLLM crashes at its start": of_vllm(
+        in_vllm("__init__", 1, RuntimeError("Engine core initialization failed")), "Engine core"
+    ),
+    "vLLM hangs at its start": of_vllm(vllm_hangs_at_start, "did not start within"),
+    "flashinfer wants nvcc": of_vllm(in_vllm("__init__", 1, RuntimeError(NO_NVCC)), "nvcc"),
+    "LoRA warm-up attribute is missing": of_vllm(in_vllm("__init__", 1, AttributeError(NO_WARM_UP)), "warmup"),
+    "vLLM's engine dies in a rollout": of_vllm(
+        in_vllm("generate", 5, RuntimeError("EngineCore encountered an issue")), "EngineCore"
+    ),
+    "vLLM refuses the adapter": of_vllm(in_vllm("_add_lora", 4, ValueError("unexpected modules")), "adapter"),
+    "vLLM samples from something else than the policy": of_vllm(
+        vllm_drifts,
+        "no longer samples from the policy",
+        prompts_per_step=8,
+        max_completion_tokens=24,
+        model="wide",
+    ),
+    "vLLM's process gets a segmentation fault": Fault(
+        lambda folder: at_call(standin_vllm.LLM, "generate", 5, kill(signal.SIGSEGV)), ("killed",), "bf16-vllm", again=1
+    ),
+    "out of memory in a rollout": Fault(room_for_rows(2), ("oom", "oom"), "bf16-hf", always=True, same="rounding"),
+    "out of memory in the backward pass": Fault(no_room_in_backward, ("oom",), "bf16-hf", always=True, same="rounding"),
+    "out of memory in the optimizer's step": Fault(
+        no_room_in_the_optimizer, ("oom",), "bf16-hf", always=True, again=1, same="rounding"
+    ),
+    "out of memory in an evaluation": Fault(room_for_answers(4), ("oom",), "bf16-hf", always=True, same="rounding"),
+    "out of memory while the model is loaded": Fault(no_room_to_load, ("oom",), "bf16-hf", always=True, same="bits"),
+    "CUDA error in an update": Fault(
+        lambda folder: in_step(
+            4,
+            trainer.GrpoTrainer,
+            "_clip_grad_norm",
+            throw(RuntimeError("CUDA error: an illegal memory access was encountered")),
+        ),
+        ("engine",),
+        "bf16-hf",
+        same="bits",
+    ),
+    "one gradient is NaN": Fault(nan_gradient(3), says="is not finite"),
+    "gradients are NaN three times in a row": Fault(
+        nan_gradient(3, 4, 5, path="bf16-hf"), ("nonfinite",), "bf16-hf", always=True, again=2, same="bits"
+    ),
+    "a reward is NaN for one completion": Fault(
+        changes={"prompts_per_step": 5, "rewards": ("faulty:one_is_nan",)}, says="left out of their groups"
+    ),
+    "a reward raises": Fault(reward_raises, ("reward",), stops=True, same="bits", says="KeyError"),
+    "completions are empty": Fault(nothing_is_written),
+    "all rewards are equal": Fault(changes={"rewards": ("faulty:same",)}),
+    "SIGKILL while the base is evaluated": Fault(killed(evaluate, "append_line", 6), ("killed",), same="bits"),
+    "SIGKILL in the bootstrap": Fault(killed(bootstrap, "require_finite", 1), ("killed",), changes=TAUGHT, same="bits"),
+    "SIGKILL in a rollout": Fault(killed(trainer.GrpoTrainer, "_note_rollout", 4), ("killed",), again=1, same="bits"),
+    "SIGKILL in an update": Fault(killed(trainer.GrpoTrainer, "_clip_grad_norm", 4), ("killed",), again=1, same="bits"),
+    "SIGKILL while a checkpoint is written": Fault(killed(checkpoint, "_sync", 11), ("killed",), again=2, same="bits"),
+    "SIGKILL while the adapter is saved": Fault(killed(policy, "_flush", 1), ("killed",), same="bits"),
+    "SIGKILL while the tuned is evaluated": Fault(killed(evaluate, "append_line", 13), ("killed",), same="bits"),
+    "a checkpoint is torn": Fault(checkpoint_is_torn, ("killed",), again=2, same="bits", says="is torn"),
+    "the disk is full": Fault(
+        disk_fills, ("disk",), stops=True, again=1, same="bits", repair=lambda made: (made.path / "ballast").unlink()
+    ),
+    "files may not grow (ulimit -f)": Fault(files_must_be_small, ("disk",), stops=True, again=2, same="bits"),
+    "the run folder may no longer be written": Fault(
+        folder_is_locked, ("disk",), stops=True, same="bits", repair=lambda made: made.path.chmod(0o700)
+    ),
+    "a worker hangs": Fault(
+        lambda folder: in_step(4, trainer.GrpoTrainer, "_sampling", hangs),
+        ("hang",),
+        again=1,
+        same="bits",
+        limits=SILENT,
+    ),
+    "the clock jumps back a day": Fault(clock_jumps, same="bits"),
+    "rows of the data are broken": Fault(changes={"data": "broken"}, says="row 3"),
+    "the chat template leaves the question out": Fault(
+        changes={"chat_template": "{{ messages[0].role }}"},
+        kinds=("user",),
+        stops=True,
+        repair=lambda made: made.settle(chat_template="none"),
+        same="bits",
+        says="leaves the question out",
+    ),
+    "the model's file is torn": Fault(
+        changes={"model": "torn"},
+        kinds=("user",),
+        stops=True,
+        repair=lambda made: made.settle(model=made.recipe().model.replace("torn", "model")),
+        same="bits",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models and questions, good ones and others."""
+    folder = tmp_path_factory.mktemp("inputs")
+    tiny.save(folder / "model")
+    tiny.save(folder / "wide", initializer_range=0.3)
+    shutil.copytree(folder / "model", folder / "torn")
+    weights = folder / "torn" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    tiny.questions_folder(folder / "sums")
+    tiny.questions_folder(folder / "broken")
+    file = folder / "broken" / "train.jsonl"
+    rows = file.read_text().splitlines()
+    rows[2:2] = ['{"question": "1 plus', json.dumps({"question": "What?", "answer": "#### many"})]
+    file.write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def made_recipe(inputs: Path, fault: Fault) -> Any:
+    changes = {"path": fault.path, "steps": 5, **fault.changes}
+    for key in ("data", "model"):
+        if key in changes:
+            changes[key] = str(inputs / changes[key])
+    return recipe(inputs, **changes)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Fault], RunFolder]:
+    """The run of a fault's recipe without the fault."""
+    known: dict[str, RunFolder] = {}
+
+    def of(fault: Fault) -> RunFolder:
+        wanted = replace(made_recipe(inputs, fault), path="cpu", chat_template="auto", model=str(inputs / "model"))
+        if repr(wanted) not in known:
+            made = new_run(tmp_path_factory.mktemp("undisturbed") / "run", wanted)
+            assert supervised(made).told is None, (made.path / "worker.log").read_text()
+            known[repr(wanted)] = made
+        return known[repr(wanted)]
+
+    return of
+
+
+def place(tmp_path: Path, name: str) -> Any:
+    """Where the run goes; a full disk is a real one."""
+    return faulty.small_disk(tmp_path / "disk") if name == "the disk is full" else contextlib.nullcontext()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_loses_nothing(
+    name: str, inputs: Path, undisturbed: Callable[[Fault], RunFolder], tmp_path: Path
+) -> None:
+    fault = FAULTS[name]
+    with place(tmp_path, name):
+        made = new_run(tmp_path / "disk" / "run", made_recipe(inputs, fault))
+        seen = supervised(made, fault.put_in, every_time=fault.always, limits=fault.limits)
+        stopped = seen.told
+        if fault.stops:
+            assert stopped is not None, seen.log
+            fault.repair(made)
+            supervised(made, watched=seen)
+        assert seen.told is None, f"{seen.told}\n{seen.log}"
+        assert tuple(ending.kind for ending in seen.endings) == (*fault.kinds, "done"), seen.log
+        assert lost(made) == []
+        assert seen.steps_made_again == fault.again, seen.log
+        told = " ".join(f"{e['message']} {e.get('error') or ''}" for e in seen.events_of_all()) + f" {stopped}"
+        assert fault.says in told
+        check_report(seen)
+        if fault.same:
+            check_same(made, undisturbed(fault), fault.same)
+        on_the_page(name, row(name, fault, seen))
+
+
+def check_report(seen: Watched) -> None:
+    """Every way down stands in the report, with the error's own words."""
+    text = "\n".join(report_setting.events(list(read_lines(seen.run.events_file)))).replace("\\", "")
+    for event in seen.events("retry", "fallback"):
+        assert event["to"] in text
+        assert event["error"][:20] in text or event["message"][:60] in text
+
+
+def check_same(made: RunFolder, other: RunFolder, how: str) -> None:
+    ours, theirs = outcome(made), outcome(other)
+    if how == "bits":
+        assert ours == theirs
+        return
+    assert [m["reward"] for m in ours["metrics"]] == [m["reward"] for m in theirs["metrics"]]
+    assert ours["generations"] == theirs["generations"]
+    for key in ("grad_norm", "loss"):
+        assert [m[key] for m in ours["metrics"]] == pytest.approx(
+            [m[key] for m in theirs["metrics"]], rel=1e-3, abs=1e-6
+        )
+    from safetensors.torch import load_file
+
+    one, two = (load_file(m.adapter / "adapter_model.safetensors") for m in (made, other))
+    assert all(torch.allclose(one[key], two[key], rtol=1e-3, atol=1e-5) for key in two)
+
+
+# --- the page
+
+HEAD = """| fault | what was seen | where it went on | finished steps made again | lost |
+|---|---|---|---|---|
+"""
+
+
+def row(name: str, fault: Fault, seen: Watched) -> str:
+    bad = [ending for ending in seen.endings if ending.kind != "done"]
+    first = bad[0] if bad else None
+    what = f"`{first.kind}` while {tidy(first.phase)}: {tidy(first.error)}" if first else noticed(seen)
+    result = {"bits": "nothing; the same bits", "rounding": "nothing; the same but for rounding", "": "nothing"}
+    return f"| {name} | {what} | {went_on(fault, seen)} | {seen.steps_made_again} | {result[fault.same]} |"
+
+
+def noticed(seen: Watched) -> str:
+    if all(m["zero_spread"] == 1 for m in read_lines(seen.run.metrics_file)):
+        return "no group has a spread in any step (`zero_spread` 1): no weight moves"
+    messages = [tidy(e["message"]) for e in seen.events("nonfinite", "reward", "data", "plateau")]
+    return messages[0] if messages else "nothing"
+
+
+def went_on(fault: Fault, seen: Watched) -> str:
+    if fault.stops:
+        return "stops and says so; `--resume` once it is put right"
+    moves = []
+    for event in seen.events("retry", "fallback"):
+        change = re.search(r": (.*), groups stay whole", event["message"])
+        same_path = f"{change[1]}" if change else "same path"
+        moves.append(f"`{event['from']}` → `{event['to']}`" if event["from"] != event["to"] else same_path)
+    resumed = [f"from step {e['step']}" for e in seen.events("resume") if "step" in e]
+    return ", ".join(["; ".join(moves) or "in the same process", *resumed[-1:]])
+
+
+def tidy(text: str) -> str:
+    """Without places of this machine and numbers that vary."""
+    text = re.sub(r"(?<![\w.])(?:/[\w.-]+)+/([\w.-]+)", r"\1", text)
+    for varies, instead in (
+        (r"\b\d+\.\d+ nats\b", "... nats"),
+        (r"starting, \d+ s$", "starting"),
+        (r", line \d+$", ""),
+        (r"\.\d+\.part", ".part"),
+    ):
+        text = re.sub(varies, instead, text)
+    return text.replace("|", "\\|")[:170]
+
+
+def on_the_page(name: str, found: str) -> None:
+    if os.environ.get("FAULTS") == "write":
+        rows = page_rows()
+        rows[name] = found
+        order = [*FAULTS, *OTHERS]
+        text = PAGE.read_text(encoding="utf-8").partition(HEAD)[0] + HEAD
+        PAGE.write_text(text + "".join(f"{rows[n]}\n" for n in order if n in rows), encoding="utf-8")
+    assert page_rows().get(name) == found
+
+
+def page_rows() -> dict[str, str]:
+    table = PAGE.read_text(encoding="utf-8").partition(HEAD)[2] if PAGE.exists() else ""
+    return {line.split(" | ")[0].removeprefix("| "): line for line in table.splitlines()}
+
+
+# --- faults around the workers
+
+
+def test_a_supervisor_that_is_killed_leaves_a_worker_that_finishes(
+    inputs: Path, undisturbed: Callable[[Fault], RunFolder], tmp_path: Path
+) -> None:
+    name = "the supervisor is killed"
+    made = new_run(tmp_path / "run", made_recipe(inputs, Fault()))
+    with faulty.supervising(made) as supervisor:
+        os.kill(supervisor, signal.SIGKILL)
+    faulty.until_free(made)
+    seen = supervised(made)
+    assert seen.told is None and lost(made) == []
+    check_same(made, undisturbed(Fault()), "bits")
+    again = seen.steps_made_again
+    assert again == 0
+    what = "the worker works on by itself and finishes"
+    on_the_page(name, f"| {name} | {what} | `--resume` writes the report | {again} | nothing; the same bits |")
+
+
+def test_the_end_of_a_job_is_a_step_that_is_saved(
+    inputs: Path, undisturbed: Callable[[Fault], RunFolder], tmp_path: Path
+) -> None:
+    name = "the job is ended (SIGTERM)"
+    made = new_run(tmp_path / "run", made_recipe(inputs, Fault()))
+    slow = lambda folder: in_step(3, trainer.GrpoTrainer, "_sampling", lambda *_: time.sleep(2))  # noqa: E731
+    with faulty.supervising(made, slow) as supervisor:
+        os.kill(supervisor, signal.SIGTERM)
+    faulty.until_free(made)
+    assert [e["kind"] for e in read_lines(made.events_file)] == ["interrupted"]
+    seen = supervised(made)
+    assert seen.told is None and lost(made) == []
+    check_same(made, undisturbed(Fault()), "bits")
+    again = seen.steps_made_again
+    assert again == 0
+    what = "the worker saves and goes; so with Ctrl-C and a closed terminal"
+    on_the_page(name, f"| {name} | {what} | `--resume`, from step 2 | {again} | nothing; the same bits |")
+
+
+def of_hub(hub: faulty.Hub, tmp_path: Path, put_in: Callable[[Path], None]) -> Callable[[Path], None]:
+    def both(folder: Path) -> None:
+        faulty.ask_hub(hub.address, tmp_path / "cache")
+        put_in(folder)
+
+    return both
+
+
+def test_a_hub_that_is_gone_in_the_middle_is_not_missed(
+    inputs: Path, undisturbed: Callable[[Fault], RunFolder], tmp_path: Path
+) -> None:
+    name, hub = "the hub is gone in the middle", faulty.Hub(inputs / "model")
+
+    def gone(*_: Any, **__: Any) -> None:
+        if not (tmp_path / "gone").exists():
+            (tmp_path / "gone").touch()
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{hub.address}/quit", timeout=5).close()
+            kill()()
+
+    put_in = of_hub(hub, tmp_path, lambda folder: in_step(4, trainer.GrpoTrainer, "_note_rollout", gone))
+    made = new_run(tmp_path / "run", replace(made_recipe(inputs, Fault()), model="tests/model"))
+    seen = supervised(made, put_in, every_time=True)
+    assert seen.told is None, f"{seen.told}\n{seen.log}"
+    assert [ending.kind for ending in seen.endings] == ["killed", "done"]
+    with pytest.raises(OSError):
+        urllib.request.urlopen(hub.address, timeout=5)
+    assert lost(made) == []
+    check_same(made, undisturbed(Fault()), "bits")
+    what = "the worker is killed, and the hub cannot be reached when the next one loads the model"
+    moved = f"same path, by the local cache, from step 2 | {seen.steps_made_again} | nothing; the same bits"
+    on_the_page(name, f"| {name} | {what} | {moved} |")
+
+
+def test_a_hub_that_cannot_be_reached_is_told(
+    inputs: Path, undisturbed: Callable[[Fault], RunFolder], tmp_path: Path
+) -> None:
+    name, hub = "the hub cannot be reached", faulty.Hub(inputs / "model")
+    hub.close()
+    port = hub.server.server_port
+    made = new_run(tmp_path / "run", replace(made_recipe(inputs, Fault()), model="tests/model"))
+    seen = supervised(made, of_hub(hub, tmp_path, lambda folder: None))
+    told = seen.told
+    assert isinstance(told, UsageError)
+    for words in ("`tests/model` could not be loaded", "the hub and its local cache were tried", "--model FOLDER"):
+        assert words in " ".join(told.lines())
+    hub = faulty.Hub(inputs / "model", port)
+    supervised(made, of_hub(hub, tmp_path, lambda folder: None), watched=seen)
+    hub.close()
+    assert seen.told is None and lost(made) == []
+    check_same(made, undisturbed(Fault()), "bits")
+    on_the_page(name, row(name, Fault(stops=True, same="bits"), seen))
+
+
+OTHERS = (
+    "the supervisor is killed",
+    "the job is ended (SIGTERM)",
+    "the hub is gone in the middle",
+    "the hub cannot be reached",
+)
+
+
+def test_the_page_holds_these_faults_and_no_others() -> None:
+    assert list(page_rows()) == [*FAULTS, *OTHERS]
+    assert len(page_rows()) >= 20
