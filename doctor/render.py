@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from doctor import __version__, phrases
 from doctor.diagnosis import Diagnosis, Help, Wall
@@ -59,10 +59,23 @@ def _head(d: Diagnosis, style: Style, verbose: bool, notes: Sequence[str]) -> st
     for part in (phrases.how(d), phrases.memory(d), phrases.batch(d)):
         if part:
             lines.append(_paragraph(part, 2, 4))
+    lines += [_paragraph(f"proved here: {scrub(proof, None)}", 2, 4) for proof in _proofs(d)]
     reasons = d.plan.reasons if verbose else phrases.further_reasons(d)
     lines += [_paragraph(f"- {scrub(reason, None)}", 2, 4) for reason in reasons]
     lines += [_paragraph(f"note: {scrub(note, None)}", 2, 8) for note in notes]
     return "\n".join(lines)
+
+
+def _proofs(d: Diagnosis) -> list[str]:
+    """What `--prove` ran, a path a line: `cpu: cpu_step ok in 5.1 s`."""
+    proved = d.facts.extra.get("proved")
+    if not isinstance(proved, Mapping):
+        return []
+    return [
+        f"{path}: " + ", ".join(f"{step} {result}" for step, result in done.items())
+        for path, done in proved.items()
+        if isinstance(done, Mapping)
+    ]
 
 
 def _paths(d: Diagnosis, style: Style) -> str:
@@ -170,6 +183,7 @@ def markdown(d: Diagnosis, *, notes: Sequence[str] = ()) -> str:
     above, below, warnings = phrases.better_walls(d)
     lines = [f"### grpo-doctor: {_plain(phrases.verdict(d))}", ""]
     details = [part for part in (phrases.how(d), phrases.memory(d), phrases.batch(d)) if part]
+    details += [f"proved here: {scrub(proof, None)}" for proof in _proofs(d)]
     details += [scrub(r, None) for r in d.plan.reasons] + [f"note: {scrub(n, None)}" for n in notes]
     lines += [f"- {_plain(part)}" for part in details]
     lines += ["", "| path | state | why |", "|---|---|---|"]

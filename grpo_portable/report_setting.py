@@ -11,7 +11,9 @@ from typing import Any
 
 from doctor.diagnosis import PATHS
 from grpo_portable.markdown import block, code, folded, plain, shorten
+from grpo_portable.reach import names_a_file
 from grpo_portable.recipe import Recipe
+from grpo_portable.rows import SUFFIXES
 
 Json = Mapping[str, Any]
 MOST_EVENTS = 12
@@ -132,7 +134,9 @@ def versions(run: Json, facts: Json) -> str:
 def repeat(recipe: Recipe, run: Json, trains: bool = True) -> list[str]:
     """Commands that repeat the run, and that read its saved files again."""
     again = "train recipe.yaml" if trains else f"eval --model {_short_source(recipe.model)} --recipe recipe.yaml"
-    lines = ["```sh", "# recipe.yaml of this folder is complete", f"grpo-portable {again} --out again"]
+    files = [s for s in dict.fromkeys((recipe.data, recipe.eval_data)) if names_a_file(s, SUFFIXES)]
+    but = f" but for the data it names: {', '.join(map(_short_source, files))}" if files else ""
+    lines = ["```sh", f"# recipe.yaml of this folder is complete{but}", f"grpo-portable {again} --out again"]
     lines += ["# this page once more, from the saved files alone", "grpo-portable report .", "```", ""]
     if run.get("command"):
         lines.append(f"It was started as {code(str(run['command']))}, seed {recipe.seed}.")
@@ -190,7 +194,10 @@ def _model(recipe: Recipe, run: Json, trains: bool) -> str:
     else:
         kind = f"{'DoRA' if recipe.dora else 'LoRA'} rank {recipe.lora_rank}{' (rsLoRA)' if recipe.rslora else ''}"
     if isinstance(total, int) and isinstance(trained, int) and total > 0:
-        return f"{name}, {_count(total)} parameters; {kind}, {trained:,} trained ({100 * trained / total:.2f} %)"
+        own = (
+            total - trained if recipe.lora_rank and total > trained else total
+        )  # the record counts the adapter with it
+        return f"{name}, {_count(own)} parameters; {kind}, {trained:,} trained ({100 * trained / own:.2f} %)"
     return f"{name}; {kind}"
 
 
@@ -207,7 +214,8 @@ def _data(recipe: Recipe, data: Json, trains: bool) -> str:
 
 
 def _training(recipe: Recipe) -> str:
-    bootstrap = f"bootstrap of {recipe.bootstrap_epochs:g} epochs, then " if recipe.bootstrap_epochs else ""
+    epochs = "epoch" if recipe.bootstrap_epochs == 1 else "epochs"
+    bootstrap = f"bootstrap of {recipe.bootstrap_epochs:g} {epochs}, then " if recipe.bootstrap_epochs else ""
     return (
         f"{bootstrap}{recipe.steps} steps of {recipe.prompts_per_step} questions x {recipe.group_size} completions, "
         f"loss {recipe.loss}, learning rate {recipe.learning_rate:g}, rewards {plain(' + '.join(recipe.rewards))}"

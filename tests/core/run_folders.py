@@ -198,7 +198,7 @@ def make_run(
             "dtype": "bfloat16",
             "quantization": None,
             "trainable_parameters": 20_185_088,
-            "total_parameters": 596_049_920,
+            "total_parameters": 596_049_920 + 20_185_088,
             "data": {
                 "train": {"used": 7470, "total": 7473, "skipped": 3},
                 "eval": {"used": n, "total": 1319, "skipped": 0},

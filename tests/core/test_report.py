@@ -34,7 +34,7 @@ def test_everything_is_there(tmp_path):
     for number in (scores["counts"]["gained"], scores["counts"]["lost"]):
         assert f" {number} " in text
     assert "RTX 5090 32 GiB, driver 570.86 (CUDA 12.8), Ubuntu 22.04" in text
-    assert "20,185,088 trained (3.39 %)" in text
+    assert "596 M parameters; " in text and "20,185,088 trained (3.39 %)" in text  # of the model without its adapter
     assert "7,470 questions, 3 skipped" in text
     assert "trl 1.16.0" in text
     assert "seed 3407" in text

@@ -12,7 +12,7 @@ from typing import Any
 import doctor_samples as samples
 import pytest
 
-from doctor import child, prove
+from doctor import child, prove, render
 from doctor.child import Outcome
 from doctor.diagnosis import GPU_PATHS, PATHS, VLLM_PATHS, Diagnosis, Plan, Wall
 from doctor.facts import Facts, Probe
@@ -56,6 +56,8 @@ def test_a_good_machine_is_proved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert d.plan.path == "fp8-vllm"
     assert d.facts.probe("vllm_start") == d.facts.probe("vllm_fp8_start") == Probe(True)
     assert d.facts.extra["proved"]["fp8-vllm"]["vllm_fp8_start"] == "ok in 0.1 s"
+    for page in (render.text(d), render.markdown(d)):
+        assert "proved here: fp8-vllm: fp8_matmul ok in 0.1 s" in page
 
 
 def test_fp8_start_fails_and_plain_start_holds(monkeypatch: pytest.MonkeyPatch) -> None:
