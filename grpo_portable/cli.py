@@ -122,6 +122,37 @@ def compare(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="folder of a finished run")],
+    to: Annotated[str, typer.Option("--to", help="adapter, merged or gguf")],
+    out: Annotated[Path | None, typer.Option(help="folder to write; default RUN/export/...")] = None,
+    quantize: Annotated[str, typer.Option(help="of a GGUF file: q8_0, f16 or q4_k_m")] = "q8_0",
+    base: Annotated[
+        str | None, typer.Option(help="where the base model lies now, if not where the recipe says")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="of a merged model: auto, bfloat16, float16 or float32")] = "auto",
+    check: Annotated[int, typer.Option(min=0, help="held-out questions the export is asked; 0 asks none")] = 20,
+) -> None:
+    """Write a run's adapter, merged model or GGUF file, load it again, and compare its answers with the run's."""
+    from grpo_portable import export as export_room
+    from grpo_portable import run as run_folder
+    from grpo_portable.errors import UsageError
+
+    for name, value, known in (
+        ("--to", to, export_room.KINDS),
+        ("--quantize", quantize, export_room.QUANTIZE),
+        ("--dtype", dtype, ("auto", "bfloat16", "float16", "float32")),
+    ):
+        if value not in known:
+            raise UsageError(f"{name} cannot be `{value}`", help=f"one of: {', '.join(known)}")
+    done = export_room.export(
+        run_folder.open_run(run), to, out=out, quantize=quantize, base=base, dtype=dtype, count=check
+    )
+    typer.echo(f"wrote {done.folder}")
+    typer.echo(f"check: {done.check}" if done.check else "not checked")
+
+
+@app.command()
 def recipes(
     name: Annotated[str | None, typer.Argument(help="show this recipe, or copy it with --copy")] = None,
     copy: Annotated[Path | None, typer.Option("--copy", help="write the recipe to this file")] = None,

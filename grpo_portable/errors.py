@@ -11,6 +11,7 @@
     ├── EngineError       1      a rollout engine that could not start or died; the ladder may go on below it
     │   └── EngineUnsupported    this engine does not know this model; another one does
     ├── NonFiniteError    1      loss or gradient was not finite too often
+    ├── ExportError       1      an export that cannot be written, or does not answer as the run's adapter did
     └── Interrupted     130      Ctrl-C or SIGTERM after the run was saved
 
 `fact` is what happened, `because` why it is so, `help` what to do; never advice inside the fact. A user error is never
@@ -79,6 +80,10 @@ class EngineUnsupported(EngineError):
 
 
 class NonFiniteError(GrpoPortableError):
+    pass
+
+
+class ExportError(GrpoPortableError):
     pass
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from grpo_portable.cuts import as_named
 from grpo_portable.errors import ModelError, RecipeError
 from grpo_portable.recipe import Recipe
 
@@ -64,7 +65,8 @@ def load(source: str, *, dtype: str, quantization: str | None = None, device: to
             location, trust_remote_code=False, **named, **({} if gguf else {"use_safetensors": True}), **options
         )
     if gguf:
-        model = _dense_copy(model)
+        model = dense_copy(model)
+        as_named(tokenizer, _named_cut(Path(location) / gguf))
     if quantization == "nf4" and (gguf or in_fp8):
         model = _quantised_copy(model, tokenizer, dtype, device)
     _keep_plain_layout(model)
@@ -76,6 +78,19 @@ def load(source: str, *, dtype: str, quantization: str | None = None, device: to
     return Loaded(
         model.to(device=device).eval() if quantization is None else model.eval(), tokenizer, name, dtype, quantization
     )
+
+
+def stored_dtype(source: str) -> str:
+    """The number format a model is to be read in without loss: its own 16 bits, else float32. ModelError as in `load`."""
+    location, gguf = _locate(source)
+    if gguf is not None:
+        return "float32"
+    with _model_errors(source, Exception):  # a configuration is a file of others
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(location, trust_remote_code=False)
+    name = str(getattr(config, "dtype", None)).removeprefix("torch.")
+    return name if name in ("bfloat16", "float16") else "float32"
 
 
 def add_adapter(model: Any, recipe: Recipe) -> Any:
@@ -284,7 +299,7 @@ def _nf4(dtype: str) -> Any:
     )
 
 
-def _dense_copy(model: Any) -> Any:
+def dense_copy(model: Any) -> Any:
     """A plain model with the same weights: one read from GGUF is marked as quantised, and refused by training and saving."""
     from transformers import AutoModelForCausalLM
 
@@ -296,6 +311,14 @@ def _dense_copy(model: Any) -> Any:
     dense.tie_weights()
     dense.generation_config = model.generation_config
     return dense
+
+
+def _named_cut(file: Path) -> str | None:
+    """llama.cpp's name for how the tokenizer in a GGUF file cuts text."""
+    import gguf
+
+    field = gguf.GGUFReader(file).get_field("tokenizer.ggml.pre")
+    return None if field is None else str(field.contents())
 
 
 def _quantised_copy(model: Any, tokenizer: Any, dtype: str, device: torch.device | str) -> Any:
