@@ -6,14 +6,16 @@ is on the answer only, its end token included. GRPO goes on from this adapter, a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_portable import answers, policy
+from grpo_portable import answers, checkpoint, policy
 from grpo_portable.data import Question
 from grpo_portable.errors import DataError
 from grpo_portable.guards import require_finite
@@ -21,6 +23,8 @@ from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Rollout, Sampling
 from grpo_portable.worked import working
+
+SAVE_S = 60.0  # between two checkpoints; a step takes a fraction of a second
 
 
 @dataclass(frozen=True)
@@ -109,24 +113,29 @@ def bootstrap(
     output_dir: Path,
     dtype: str,
     cpu: bool,
+    checkpoints: Path,
+    saved: checkpoint.Checkpoint | None = None,
     on_step: Callable[[int, int, dict[str, float]], None] = lambda step, steps, logs: None,
     probe: Callable[[int], float] | None = None,
 ) -> Taught:
-    """Train `model`'s adapter in place by TRL's SFTTrainer. `on_step` hears step, steps, loss.
+    """Train `model`'s adapter in place by TRL's SFTTrainer, on from `saved` if there is one. `on_step` hears step, steps, loss.
 
     `probe(step)` gives the share of answers that keep the format; once that is `bootstrap_format_share` the stage ends, at
-    once when it is so from the start.
+    once when it is so from the start. Whatever ends it early, the steps made are saved in the folder `checkpoints`.
     """
     from datasets import Dataset
     from transformers import PrinterCallback, TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
-    class Quiet(SFTTrainer):
+    from grpo_portable.saving import Saving, UpdateMark
+
+    class Quiet(Saving, SFTTrainer):
         def _send_telemetry(self) -> None:
             """TRL reports each run to the hub; this project reports nothing."""
 
     class Listener(TrainerCallback):
         share: float | None = None
+        saved_at = time.monotonic()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "loss" in logs:
@@ -136,6 +145,8 @@ def bootstrap(
             if probe is not None and state.global_step % recipe.bootstrap_probe_every == 0:
                 self.share = probe(state.global_step)
                 control.should_training_stop |= self.share >= recipe.bootstrap_format_share
+            if time.monotonic() - self.saved_at > SAVE_S:
+                control.should_save, self.saved_at = True, time.monotonic()
 
     batch = min(recipe.bootstrap_batch, len(examples))
     micro_batch = max(d for d in range(1, min(int(recipe.micro_batch), batch) + 1) if batch % d == 0)
@@ -166,7 +177,7 @@ def bootstrap(
         disable_tqdm=True,
     )
     listener = Listener()
-    if probe is not None and (share := probe(0)) >= recipe.bootstrap_format_share:
+    if saved is None and probe is not None and (share := probe(0)) >= recipe.bootstrap_format_share:
         return Taught(0, steps, share)
     with policy.adapter_untouched(model):
         trainer = Quiet(
@@ -177,7 +188,19 @@ def bootstrap(
             callbacks=[listener],
         )
     trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    trainer.add_callback(UpdateMark(trainer))
+    trainer.checkpoints = checkpoints
+    try:
+        if saved is None:
+            trainer.train()
+        elif saved.step < steps:
+            trainer.go_on(saved)
+        else:
+            trainer.restore(saved)
+    except BaseException:  # an error or a stop: what was taught so far is kept
+        with contextlib.suppress(Exception):  # a card that failed may not give its weights; its error is the news
+            trainer.save_if_whole()
+        raise
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
     model.eval()
     require_finite(policy.trainable(model).items(), "the bootstrapped adapter")

@@ -53,6 +53,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def bootstrap_checkpoints(self) -> Path:
+        """There only until the bootstrap is done."""
+        return self.path / "bootstrap-checkpoints"
+
+    @property
     def adapter(self) -> Path:
         return self.path / "adapter"
 

@@ -86,10 +86,14 @@ def _rung(recipe: Recipe) -> ladder.Rung:
     return ladder.Rung(str(recipe.path), int(recipe.micro_batch), int(recipe.rollout_rows))
 
 
-def _made(run: RunFolder) -> tuple[int, int, int]:
-    """What the run has so far: steps, answers, whole stages."""
+def _made(run: RunFolder) -> tuple[int, ...]:
+    """What the run has so far: steps, answers, steps of the bootstrap, whole stages."""
     answers = sum(1 for file in (run.path / "generations").glob("*.jsonl") for _ in read_lines(file))
-    return _steps_done(run), answers, sum((run.path / name).is_dir() for name in ("bootstrap", "adapter"))
+    taught = max(
+        (int(f.name[5:]) for f in run.bootstrap_checkpoints.glob("step-*") if f.name[5:].isdecimal()), default=0
+    )
+    whole = sum((run.path / name).is_dir() for name in ("bootstrap", "adapter"))
+    return _steps_done(run), answers, taught, whole
 
 
 def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limits, progress: Progress) -> ladder.Ending:

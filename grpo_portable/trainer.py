@@ -11,8 +11,6 @@ Legend: B prompts a step, G completions a prompt, N = B*G rows, m rows a micro-b
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import math
 import random
 import time
@@ -27,7 +25,7 @@ from grpo_portable import checkpoint, metrics, policy
 from grpo_portable.batches import Steps, micro_batches, questions_of
 from grpo_portable.correction import Gap, SamplerCorrection
 from grpo_portable.errors import EngineError
-from grpo_portable.guards import NonFiniteGuard, StopSignal, first_not_finite, require_finite
+from grpo_portable.guards import NonFiniteGuard, StopSignal, first_not_finite
 from grpo_portable.plateau import Plateau
 from grpo_portable.progress import summary
 from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
@@ -36,10 +34,11 @@ from grpo_portable.rewards.advantages import group_advantages, total
 from grpo_portable.rewards.faults import FaultCounter, guarded
 from grpo_portable.rollout.protocol import Completion, Resting, Rollout, Sampling
 from grpo_portable.run import RunFolder, append_line, read_lines
+from grpo_portable.saving import Saving, UpdateMark
 from grpo_portable.trl_trainer import GRPOTrainer
 
 
-class GrpoTrainer(SamplerCorrection, GRPOTrainer):
+class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
     """Trains `model` in place by `start`; `save_now` writes a checkpoint from which another process can start.
 
     `correct_sampler`: the engine samples from other weights than the policy's (an FP8 copy, vLLM's own), so the loss is
@@ -71,6 +70,7 @@ class GrpoTrainer(SamplerCorrection, GRPOTrainer):
         self.faults = faults or FaultCounter()
 
         self.recipe, self.engine, self.run, self.stop, self.prompts = recipe, engine, run, stop, prompts
+        self.checkpoints = run.checkpoints
         texts = [prompts.text(q.question) for q in data.questions]
         self._ids_of = dict(zip(texts, data.prompts, strict=True))
         self._rows = [
@@ -84,7 +84,7 @@ class GrpoTrainer(SamplerCorrection, GRPOTrainer):
                 reward_funcs=[guarded(fn, self.faults.record) for fn in rewards],
                 train_dataset=Dataset.from_list(self._rows[:1]),  # only looked at for its type: `Steps` is the data
                 processing_class=prompts.tokenizer,
-                callbacks=[_StepCallback(self)],
+                callbacks=[UpdateMark(self), _StepCallback(self)],
             )
         self.remove_callback(PrinterCallback)
         self.eos_token_ids = list(prompts.stop_ids)
@@ -308,33 +308,6 @@ class GrpoTrainer(SamplerCorrection, GRPOTrainer):
 
     # --- checkpoints
 
-    def save_now(self) -> checkpoint.Checkpoint:
-        """Write a checkpoint of the step that was finished last."""
-        weights = {name: p.detach() for name, p in policy.trainable(self.model).items()}
-        require_finite(weights.items(), f"the checkpoint of step {self.state.global_step}")
-        scaler = self.accelerator.scaler
-        return checkpoint.write(
-            self.run.checkpoints,
-            self.state.global_step,
-            weights=weights,
-            optimizer=self.optimizer.state_dict(),
-            state={
-                "schedule": self.lr_scheduler.state_dict(),
-                "scaler": None if scaler is None else scaler.state_dict(),
-                "seconds": self.seconds(),
-            },
-            trainer_state=json.dumps(dataclasses.asdict(self.state)),
-        )
-
-    def save_if_whole(self) -> None:
-        """A checkpoint of the last finished step, unless there is one, its update was cut in two or its rollout half used."""
-        step = self.state.global_step
-        if not self.accelerator.is_main_process or self._weights_move or step % self.recipe.num_iterations or not step:
-            return
-        newest = checkpoint.newest(self.run.checkpoints)
-        if newest is None or newest.step < step:
-            self.save_now()
-
     def start(self, saved: checkpoint.Checkpoint | None = None) -> None:
         """Train from the beginning, or from a checkpoint: same weights, optimizer, schedule, generators, questions to come.
 
@@ -347,48 +320,25 @@ class GrpoTrainer(SamplerCorrection, GRPOTrainer):
         if saved is None:
             self.train()
             return
-        self._first_step, self._resumed = saved.step, saved
+        self._first_step = saved.step
         self._seconds_before = saved.state()["seconds"]
         if saved.step >= self.recipe.steps:  # the end was reached, only the adapter was not saved
-            self._load_from_checkpoint(str(saved.folder))
-            self.state.global_step = saved.step
-            return
-        self.train(resume_from_checkpoint=str(saved.folder))
+            self.restore(saved)
+        else:
+            self.go_on(saved)
 
-    _resumed: checkpoint.Checkpoint | None = None
+    def _own_state(self) -> dict[str, Any]:
+        return {"seconds": self.seconds()}
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self.accelerator.is_main_process:
-            self.save_now()
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        assert self._resumed is not None  # only `start` comes this way
-        saved = self._resumed.weights()
-        for name, parameter in policy.trainable(self.model).items():
-            parameter.data.copy_(saved[name])
-
-    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
-        if self._resumed is not None:
-            self.optimizer.load_state_dict(checkpoint.optimizer_state(self._resumed))
-            self.lr_scheduler.load_state_dict(self._resumed.state()["schedule"])
-
-    def _load_scaler(self, checkpoint_folder: str | None) -> None:
-        if self._resumed is not None and self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(self._resumed.state()["scaler"])
-
-    def _load_rng_state(self, checkpoint_folder: str | None) -> None:
-        if self._resumed is not None:
-            checkpoint.restore_random_states(self._resumed)
+    def _may_go_on_from(self, step: int) -> bool:
+        return step % self.recipe.num_iterations == 0  # a half-used rollout is lost
 
     def _send_telemetry(self) -> None:
         """TRL reports each run to the hub; this project reports nothing."""
 
 
 class _StepCallback(TrainerCallback):
-    """When to save: every `save_every` steps and at a wish to stop, but only between two rollouts: a half-used one is lost.
-
-    Also tells the trainer while an update is being made.
-    """
+    """When to save: every `save_every` steps and at a wish to stop, but only between two rollouts: a half-used one is lost."""
 
     def __init__(self, trainer: GrpoTrainer) -> None:
         self.trainer = trainer
@@ -399,11 +349,7 @@ class _StepCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer._step_began = time.perf_counter()
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer._weights_move = True
-
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer._weights_move = False
         recipe, stopping = self.trainer.recipe, self.trainer.stop.wanted
         good = self.trainer.guard.in_a_row == 0  # a skipped update is tried again on a lower path
         between = state.global_step % recipe.num_iterations == 0

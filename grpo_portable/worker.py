@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import logging
 import os
+import shutil
 import sys
 import traceback
 import warnings
@@ -246,7 +247,8 @@ def bootstrap_stage(session: Session) -> None:
         if step == steps or step % 20 == 0:
             print(f"bootstrap step {step}/{steps} loss {logs['loss']:.4f}", flush=True)
 
-    with record.stage(run, "bootstrap"):
+    saved = _newest(run, run.bootstrap_checkpoints, "the bootstrap")
+    with record.stage(run, "bootstrap", saved.step if saved else 0):
         taught = bootstrap.bootstrap(
             session.model,
             session.builder,
@@ -255,10 +257,14 @@ def bootstrap_stage(session: Session) -> None:
             output_dir=run.path,
             dtype=session.settings.dtype,
             cpu=session.cpu,
+            checkpoints=run.bootstrap_checkpoints,
+            saved=saved,
             on_step=tell,
             probe=_format_probe(session) if recipe.bootstrap_probe else None,
         )
         _save(session, folder)
+    if session.processes.is_main:
+        shutil.rmtree(run.bootstrap_checkpoints, ignore_errors=True)
     share = (
         ""
         if taught.format_share is None
@@ -294,11 +300,7 @@ def train_stage(session: Session) -> None:
 
     run, recipe, stop = session.run, session.recipe, session.stop
     assert session.train is not None
-    saved = checkpoint.newest(
-        run.checkpoints, lambda torn: run.event("resume", f"checkpoint {torn.name} is torn; the one before is used")
-    )
-    if saved is not None:
-        run.event("resume", f"training goes on from step {saved.step}", step=saved.step)
+    saved = _newest(run, run.checkpoints, "training")
     with record.stage(run, "train", saved.step if saved else 0):
         run.heartbeat("training")
         trainer = GrpoTrainer(
@@ -339,6 +341,16 @@ def train_stage(session: Session) -> None:
         session.model.eval()
         require_finite(policy.trainable(session.model).items(), "the adapter")
         _save(session, run.adapter)
+
+
+def _newest(run: RunFolder, folder: Path, what: str) -> checkpoint.Checkpoint | None:
+    """The newest whole checkpoint, told as an event."""
+    saved = checkpoint.newest(
+        folder, lambda torn: run.event("resume", f"checkpoint {torn.name} is torn; the one before is used")
+    )
+    if saved is not None and here().is_main:
+        run.event("resume", f"{what} goes on from step {saved.step}", step=saved.step)
+    return saved
 
 
 def _save(session: Session, folder: Path) -> None:

@@ -8,6 +8,7 @@ card is stood in for by the CPU: every path computes in float32, and vLLM is the
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import hashlib
 import json
 import os
@@ -117,6 +118,7 @@ class Forked:
 
 def _launcher(folder: Path, rung: ladder.Rung, log: Path, put_in: PutIn) -> None:
     os.setsid()
+    faulthandler.disable()  # pytest's, which would print every thread of a worker that is ended by SIGSEGV
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(out, 1)
     os.dup2(out, 2)

@@ -165,6 +165,13 @@ def no_room_in_the_optimizer(folder: Path) -> None:
     after(torch.optim.AdamW, "step", 4, 2, folder)
 
 
+def no_room_in_the_bootstrap(folder: Path) -> None:
+    from transformers import Trainer
+
+    if int(rung_of(folder).micro_batch) > 2:
+        at_call(Trainer, "training_step", 6, throw(torch.OutOfMemoryError(GPU_FULL)))
+
+
 def no_room_to_load(folder: Path) -> None:
     if rung_of(folder).path == "bf16-hf":
         at_call(worker.policy, "load", 1, throw(torch.OutOfMemoryError(GPU_FULL)))
@@ -266,6 +273,13 @@ def hangs(*_: Any, **__: Any) -> None:
     time.sleep(600)
 
 
+def killed_in_the_bootstrap(folder: Path) -> None:
+    from transformers import Trainer
+
+    bootstrap.SAVE_S = 0.0
+    at_call(Trainer, "training_step", 10, kill())
+
+
 def killed(owner: Any, name: str, number: int) -> Callable[[Path], None]:
     return lambda folder: at_call(owner, name, number, kill())
 
@@ -329,7 +343,17 @@ FAULTS: dict[str, Fault] = {
     "completions are empty": Fault(nothing_is_written),
     "all rewards are equal": Fault(changes={"rewards": ("faulty:same",)}),
     "SIGKILL while the base is evaluated": Fault(killed(evaluate, "append_line", 6), ("killed",), same="bits"),
-    "SIGKILL in the bootstrap": Fault(killed(bootstrap, "require_finite", 1), ("killed",), changes=TAUGHT, same="bits"),
+    "SIGKILL in the bootstrap": Fault(
+        killed_in_the_bootstrap, ("killed",), changes=TAUGHT, same="bits", says="the bootstrap goes on from step 9"
+    ),
+    "out of memory in the bootstrap": Fault(
+        no_room_in_the_bootstrap,
+        ("oom",),
+        "bf16-hf",
+        changes=TAUGHT,
+        always=True,
+        says="the bootstrap goes on from step 5",
+    ),
     "SIGKILL in a rollout": Fault(killed(trainer.GrpoTrainer, "_note_rollout", 4), ("killed",), again=1, same="bits"),
     "SIGKILL in an update": Fault(killed(trainer.GrpoTrainer, "_clip_grad_norm", 4), ("killed",), again=1, same="bits"),
     "SIGKILL while a checkpoint is written": Fault(killed(checkpoint, "_sync", 11), ("killed",), again=2, same="bits"),
