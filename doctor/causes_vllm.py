@@ -274,9 +274,9 @@ CAUSES = (
         Help("Choose another backend", "export VLLM_ATTENTION_BACKEND=TRITON_ATTN", "likely"),
     ),
     _option(
-        r"forked subprocess|'spawn' start method",
-        "vLLM's start failed because CUDA was in use before its worker was forked",
-        "CUDA does not survive a fork",
+        r"forked subprocess|'spawn' start method|before the current process has finished its bootstrapping",
+        "vLLM's start failed over how its worker process was started",
+        "CUDA does not survive a fork, and a spawned worker imports the main script again, which needs a __main__ guard",
         Help("Spawn the workers", "export VLLM_WORKER_MULTIPROCESSING_METHOD=spawn", "certain"),
     ),
     _option(
@@ -290,6 +290,23 @@ CAUSES = (
         "vLLM's start failed in the talk between several GPUs",
         "NCCL needs shared memory (Docker gives 64 MB); one GPU needs none (vllm#789)",
         Help("Use one GPU, or a container with --ipc=host or --shm-size=8g", None, "likely"),
+    ),
+    _option(
+        r"max_model_len|max_num_batched_tokens|max_num_seqs|max_lora_rank|max_loras|swap.?space|block_size|"
+        r"gpu_memory_utilization.{0,40}(?:must|should|less|between)|chunked.?prefill.{0,40}not support|"
+        r"sleep mode is not supported",
+        "vLLM's start failed over the size or option it was asked for",
+        "vLLM checks its sizes against the model's, and its options against the card, before it loads anything",
+        Help(
+            "Ask for other values: the text names the option, and the plan's own lengths fit the model", None, "certain"
+        ),
+    ),
+    _option(
+        r"enforce_eager|graph capture failed|(?:bfloat16|bf16|float16) is not supported|bf16 not supported|"
+        r"supported dtypes",
+        "vLLM's start failed over a data type or its compilation, not over the card",
+        "dtype and enforce_eager choose between kernels; the error names the one that is missing",
+        Help("Ask for another dtype, or start it with enforce_eager=True", None, "likely"),
     ),
     _option(
         r"bitsandbytes|param_data\.shape|bnb|4.?bit",

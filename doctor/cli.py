@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from doctor.facts import Facts
 
 OPEN, CLOSED, USAGE, FAILED = 0, 1, 2, 3
+_LARGEST = 10_000_000  # of a group, a length, a rank
 
 
 class UsageProblem(Exception):
@@ -81,16 +82,22 @@ def parser() -> Parser:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0.1 <= value <= 3600:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"must be a number from 0.1 to 3600, not {text!r}")
     return value
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if not 1 <= value <= _LARGEST:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {_LARGEST}, not {text!r}")
     return value
 
 
@@ -144,9 +151,9 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageProblem(
             f"--save-facts {args.save_facts}: cannot be written: no such folder"
         )  # before minutes of proof
-    if args.explain or args.list_walls:
+    if args.explain is not None or args.list_walls:
         return _explain(args)
-    if args.what_if:
+    if args.what_if is not None:
         from doctor.what_if import answer
 
         return _show_page(answer, (args.what_if, args.model), args.json)

@@ -29,9 +29,12 @@ def verdict(d: Diagnosis) -> str:
 
 def place(d: Diagnosis) -> str:
     """Where the plan runs: `on NVIDIA L4 (21.9 GiB free)`, `on 2 x ...`, `on the CPU`."""
-    chosen = [g for g in d.facts.gpus or () if g.index in d.plan.gpus]
-    if not chosen or d.plan.path == "cpu":
+    seen = enumerate(d.facts.gpus or ())
+    chosen = [g for place, g in seen if (place if g.index is None else g.index) in d.plan.gpus]
+    if d.plan.path == "cpu":
         return "on the CPU"
+    if not chosen:
+        return "on a GPU of which nothing is known"
     name, free = scrub(chosen[0].name or "the GPU"), chosen[0].free_gib
     room = f" ({free:.1f} GiB free)" if free is not None else ""
     return f"on {name}{room}" if len(chosen) == 1 else f"on {len(chosen)} cards, first {name}{room}"

@@ -16,7 +16,7 @@ from doctor.diagnosis import BF16_PATHS, FP8_PATHS, PATHS, VLLM_PATHS, Diagnosis
 from doctor.facts import Facts, Gpu
 from doctor.install_lines import after_install
 from doctor.memory import Settled, settle
-from doctor.readings import Card, cards
+from doctor.readings import Card, cards_or_unknown
 from doctor.shapes import Shape, shape_of
 from doctor.walls import better, card_walls, closed_on, codes_closing, find_walls, lasting, machine_walls
 from doctor.walls_locks import lock_walls
@@ -99,7 +99,7 @@ def _places(facts: Facts, shape: Shape | None, own: Iterable[Wall], options: Map
     own = list(own)
     refused = walls_vllm.memory_refused(facts)
     found = []
-    for card in sorted(_cards_or_unknown(facts), key=better, reverse=True):
+    for card in sorted(cards_or_unknown(facts), key=better, reverse=True):
         have, known_free = card_memory(facts, card.gpu)
         closed = closed_on(facts, card, own) | {"cpu"}
         settled = _settle(shape, PATHS[:-1], have, known_free, options)
@@ -108,15 +108,6 @@ def _places(facts: Facts, shape: Shape | None, own: Iterable[Wall], options: Map
     ram = facts.host.ram_gib
     found.append(_Place(None, ram, closed, _settle(shape, ("cpu",), ram, True, options), False))
     return found
-
-
-def _cards_or_unknown(facts: Facts) -> tuple[Card, ...]:
-    """The cards; one of which nothing is known where nobody looked, since unknown is not none."""
-    ours = cards(facts)
-    trained = facts.probe("torch_cuda").ok
-    if ours is None or (not ours and trained):
-        return (Card(0, Gpu(), None, None, "a GPU of which nothing is known"),)
-    return ours
 
 
 def card_memory(facts: Facts, gpu: Gpu) -> tuple[float | None, bool]:
@@ -165,7 +156,7 @@ def _after_fix(
 ) -> str | None:
     """The best path once the helps that need no new hardware were followed: software set right, the card's memory free."""
     best = [now] if now else []
-    for card in _cards_or_unknown(facts):
+    for card in cards_or_unknown(facts):
         closed = {p for w in lasting((*own, *card_walls(facts, card))) for p in w.closes} | {"cpu"}
         if not walls_vllm.reachable(facts, card) and not all(states[p].open for p in VLLM_PATHS if p not in closed):
             closed |= set(VLLM_PATHS)

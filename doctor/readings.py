@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from doctor.cards import CardError, find_card
 from doctor.facts import Facts, Gpu
 from doctor.versions import Pair, capability, dotted, pair, torch_build, torch_cuda
 
@@ -60,10 +61,29 @@ def cards(facts: Facts) -> tuple[Card, ...] | None:
         if maker in ("intel", "apple") or (facts.host.platform or "").lower() == "darwin":
             continue  # macOS has neither CUDA nor ROCm, whoever made the card
         index = gpu.index if gpu.index is not None else place
-        found.append(Card(index, gpu, maker, capability(gpu.compute_capability), _label(gpu, index, len(facts.gpus))))
+        found.append(Card(index, gpu, maker, _capability(gpu), _label(gpu, index, len(facts.gpus))))
     ours = {"cuda": "nvidia", "rocm": "amd"}.get(build(facts) or "")
     fitting = tuple(c for c in found if c.vendor in (ours, None))
     return fitting if ours and fitting else tuple(found)
+
+
+def cards_or_unknown(facts: Facts) -> tuple[Card, ...]:
+    """The cards; one of which nothing is known where nobody looked, since unknown is not none."""
+    ours = cards(facts)
+    if ours is None or (not ours and facts.probe("torch_cuda").ok):
+        return (Card(0, Gpu(), None, None, "a GPU of which nothing is known"),)
+    return ours
+
+
+def _capability(gpu: Gpu) -> Pair | None:
+    """The compute capability as told, else that of the card its name names: an old nvidia-smi tells names only."""
+    told = capability(gpu.compute_capability)
+    if told is not None or gpu.compute_capability or not gpu.name or vendor(gpu) not in ("nvidia", None):
+        return told
+    try:
+        return find_card(gpu.name)[0].pair
+    except CardError:
+        return None
 
 
 def _label(gpu: Gpu, index: int, count: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from machine_cases import CU128, CU130, OK, VLLM, amd, card, driver, failed, machine, torch, with_probes
 
+from doctor import phrases
 from doctor.diagnosis import PATHS, Diagnosis
 from doctor.facts import Gpu, facts_from_json
 from doctor.memory import settle
@@ -188,3 +189,18 @@ def test_nothing_fits() -> None:
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError):
         plan(machine(card("RTX 4090", "8.9", 23.5)), groop_size=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "path"),
+    [("Tesla T4", None, "fp16-hf"), ("NVIDIA GeForce RTX 3090", None, "bf16-hf"), ("Tesla V100-SXM2-32GB", None, "fp16-hf"),
+     ("NVIDIA GeForce RTX 4090", None, "bf16-hf"), ("Tesla T4", "9.0", "bf16-hf")],
+)  # fmt: skip
+def test_a_card_told_by_name_only_is_judged_by_its_name(name: str | None, capability: str | None, path: str) -> None:
+    facts = {"gpus": [{"name": name, "compute_capability": capability}], "packages": {"vllm": "absent"}}
+    assert diagnose(facts_from_json(facts)).plan.path == path
+
+
+def test_a_card_of_which_nothing_is_known_is_not_called_the_cpu() -> None:
+    d = diagnose(facts_from_json({"packages": {"vllm": "absent"}}))
+    assert phrases.verdict(d).endswith("runs on a GPU of which nothing is known")
