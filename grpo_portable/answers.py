@@ -57,7 +57,9 @@ _TURN_STARTS = (
 )
 _END = re.compile("|".join(map(re.escape, _END_TOKENS)))
 _TURN = re.compile("|".join(map(re.escape, _TURN_STARTS)))
-_THINKING = re.compile(r"<(?P<close>/)?(?:think|thinking|thought)>")
+_THINKING = re.compile(
+    r"<(?P<close>/)?(?:think|thinking|thought)>|\[(?P<close_2>/)?THINK\]|◁(?P<close_3>/)?think▷", re.I
+)
 _LABEL = r"(?:\*\*|__)?(?:question|problem|instruction|exercise|human|user|q)(?: ?[0-9]{1,3})?(?:\*\*|__)?:"
 _NEW_QUESTION = re.compile(
     rf"^[ \t]{{0,8}}(?:#{{1,6}} ?)?(?:{_LABEL}|(?:next|new|another) (?:question|problem)\b)", re.I | re.M
@@ -66,6 +68,10 @@ _QUESTION_IN_LINE = re.compile(r"(?<![A-Za-z])(?:Question|Problem|Q)(?: ?[0-9]{1
 _MARKER = re.compile(r"(?<!#)####(?!#)")
 _ANSWER_LABEL = re.compile(r"[\s*_]*(?:the )?(?:final )?(?:answer|result|solution|total)(?: is)?[\s*_]*:?[\s*_]*", re.I)
 _ANCHOR = re.compile(r"\banswers?[ \t*_]{0,4}(?::|=|\b(?:is|are|was|equals|(?:would|should|must|will) be)\b)", re.I)
+_FACTORIAL = re.compile(r"[0-9})]!")  # in a formula; after a sentence it is an exclamation mark
+_TAKEN_BACK = re.compile(
+    r"[\s*_]*(?:no|nope|wait|actually|sorry|oops|hmm+|correction|rather|or|i mean(?:t)?|scratch that)\b", re.I
+)
 _CLAUSE = re.compile(r",?\s(?:because|since)\b", re.I)
 _TAGS = re.compile("|".join(map(re.escape, (OPEN_SOLUTION, CLOSE_SOLUTION))))
 _PLAIN_NUMBER = re.compile(r"[-−]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?")
@@ -192,7 +198,7 @@ def spoken_text(completion: Completion) -> str | None:
     last = _last(_THINKING, text)
     if last is None:
         return text
-    return text[last.end() :] if last["close"] else None
+    return text[last.end() :] if any(last.groups()) else None
 
 
 def has_marker(completion: Completion, style: str) -> bool:
@@ -291,7 +297,10 @@ def _quoted(text: str, at: int) -> bool:
     before, after = text[max(start + 1, near) : at], text[at : stop if stop >= 0 else far]
     if before.count('"') % 2 and '"' in after:
         return True
-    if any(before.rfind(opens) > before.rfind(closes) and closes in after for opens, closes in ("“”", "«»", "‘’")):
+    if any(
+        before.rfind(opens) > before.rfind(closes) and closes in after
+        for opens, closes in ("“”", "«»", "‘’", ("<!--", "-->"))
+    ):
         return True
     if before.rstrip().endswith("'") and "'" in after:
         return True
@@ -335,6 +344,8 @@ def _read_boxed(text: str) -> Reading:
     inside = _boxed(text)
     if inside is None:
         return Reading(None, "no closed box")
+    if _FACTORIAL.search(inside):
+        return Reading(None, "an expression")
     return _read_marked(inside) if _MARKER.search(inside) else read_phrase(inside)
 
 
@@ -348,7 +359,11 @@ def _anchored(text: str) -> str | None:
     if stop >= 0 and not any(c.isalnum() for c in phrase):
         following = text[stop:].lstrip().partition("\n")[0]
         return following if bare_number(following) else phrase
-    phrase = first_sentence(phrase)
+    sentence = first_sentence(phrase)
+    rest = phrase[len(sentence) :]
+    if NUMERAL.search(rest) and (sentence.endswith("?") or _TAKEN_BACK.match(rest)):
+        return phrase  # `17? No, 18.` states two numbers
+    phrase = sentence
     number = NUMERAL.search(phrase)
     because = _CLAUSE.search(phrase, number.end()) if number else None
     return phrase[: because.start()] if because else phrase

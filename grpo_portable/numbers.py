@@ -31,6 +31,7 @@ _OVER = re.compile(rf"{SPACE}?[/⁄]{SPACE}?(?P<below>[0-9]{{1,3}}(?:,[0-9]{{3}}
 _MIXED = re.compile(rf"{SPACE}{{1,2}}(?P<above>[0-9]+){SPACE}?[/⁄]{SPACE}?(?P<below>[0-9]+)")
 _MIXED_VULGAR = re.compile(rf"{SPACE}?([{_V}])")
 _POWER_OF_TEN = re.compile(rf"{SPACE}?[×·⋅*xX]{SPACE}?10{SPACE}?(?:\^|\*\*){SPACE}?(?P<exponent>[+{DASHES}]?[0-9]+)")
+_TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # Unicode's bidirectional overrides
 _GROUPS = re.compile(f"[{GROUP}]")
 
 
@@ -78,8 +79,11 @@ def canonical(value: Fraction) -> str:
 
 
 def foreign(text: str) -> bool:
-    """True when a character means a number but is neither an ASCII digit nor a vulgar fraction: `１８`, `18²`, `3万`."""
-    return not text.isascii() and any(c.isnumeric() and not c.isascii() and c not in VULGAR for c in text)
+    """True when a character means a number but is neither an ASCII digit nor a vulgar fraction (`１８`, `18²`, `3万`), or
+    turns the order in which digits are shown."""
+    if text.isascii():
+        return False
+    return any(c in _TURNING or (c.isnumeric() and not c.isascii() and c not in VULGAR) for c in text)
 
 
 def _is_point(text: str, at: int) -> bool:

@@ -32,7 +32,7 @@ _WORDS = (
     "nineteen twenty thirty forty fifty sixty seventy eighty ninety"
 )
 _NUMBER_WORD = rf"(?:{_WORDS.replace(' ', '|')})"  # `one` is left out: in prose it is mostly no number
-_JOINT = r"(?:and|or|to|point|plus|minus|times|over|by)"
+_JOINT = r"(?:and|or|to|point|plus|minus|less|times|over|by)"
 _CODES = r"(?:Rs\.?|USD|EUR|GBP|INR|JPY|CNY|RMB|AUD|CAD|CHF)"
 _CURRENCY = re.compile(rf"(?<![A-Za-z])(?:(?:US|CA|AU|HK|NZ|A|C|R|S)?[$£€¥₹₩₽¢₱₦฿₫₪]|{_CODES})\Z", re.I)
 _BLANKS = re.compile(r"\s{2,}")
@@ -80,12 +80,17 @@ _AFTER = (
     (
         "a fraction in words",
         rf"[\s-]*(?:halves|half|thirds|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths)\b"
-        rf"|\s*and (?:an?|one|{_NUMBER_WORD})[\s-](?:half|thirds?|quarters?|(?:four|fif|six|seven|eigh|nin|ten)ths?)\b",
+        rf"|[\s-]*and[\s-](?:(?:an?|one|{_NUMBER_WORD})[\s-])?(?:half|thirds?|quarters?|(?:four|fif|six|seven|eigh|nin|ten)ths?)\b",
     ),
-    ("a magnitude", r"\s*(?:bn|mn|mil|grand|gross|per mille|(?-i:[kKMBT]))(?![\w'&])|‰"),
+    ("a magnitude", r"\s*(?:bn|mn|mln|mio|mrd|mil|doz|grand|gross|per mille|(?-i:[kKMBT]))(?![\w'&])|‰"),
     ("an expression", r"\s*(?:[+*×÷·⋅]|(?:pi|sqrt|log|ln|sin|cos|tan|mod)\b)"),
     ("a variable", r"\s*(?-i:[Α-ωb-fijnp-rt-zNXYZ])(?![\w'’]|\.[a-z])"),
-    ("a second number in words", rf"[\s,/{DASHES}{_DASH}]*(?:{_JOINT}\b)?\s*(?:an? )?{_NUMBER_WORD}\b"),
+    (
+        "a second number in words",
+        rf"[\s,/{DASHES}{_DASH}]*(?:{_JOINT}\b)?\s*(?:an? )?{_NUMBER_WORD}s?\b"
+        rf"|\s?(?!(?:for|after|in|within|on|at|with|from|every|each) )[A-Za-z]{{2,20}},? (?:[A-Za-z]{{2,20}},? and |and )?"
+        rf"{_NUMBER_WORD}\b",
+    ),
     ("a bound", r"\s*(?:(?:or|and) (?:more|less|fewer|above|over|up|under|below|higher|lower)|at (?:least|most))\b"),
     ("a ratio or a heading", r":\s*\S|\s*to one\b"),
 )
@@ -99,7 +104,12 @@ _ATTACHED = re.compile(
 _PER = re.compile(r"\s*/\s*(?:[A-Za-z]{2}|[hsdm]\b)")
 _HYPHENATED = re.compile(rf"[{DASHES}](?:[A-Za-z]{{2}})|\s+[{DASHES}{_DASH}]\s+[A-Za-z]{{2}}|[{_DASH}]\s+[A-Za-z]{{2}}")
 _BETWEEN = re.compile(r"\b[Bb]etween\s*[$€£]?\Z")
-_HEDGE = re.compile(r"\b(?:or|mod|maybe|perhaps|possibly|alternatively|otherwise)\b", re.I)
+_HEDGE = re.compile(
+    r"\b(?:or|mod|maybe|perhaps|possibly|alternative(?:ly)?|otherwise|else|not|no|nope|wait|sorry|oops|actually|really"
+    r"|correct(?:ed|ion|ly)?|should|instead|rather)\b"
+    rf"|\A\s*(?:[+*×÷^%{DASHES}{_DASH}]|(?:x|times|plus|minus|less|squared|percent)\b)",
+    re.I,
+)
 _GLUE = re.compile(
     rf"[\s$€£%+{DASHES}{_DASH}—*/×÷^:,;~&·()|]*(?:\b(?:to|or|and/or|by|mod|vs\.?|x|over|point)\b)?[\s$€£{DASHES}(,]*",
     re.I,
@@ -193,6 +203,8 @@ def _without_asides(text: str) -> str:
         return text
     for aside in _ASIDE.finditer(text):
         if not NUMERAL.search(aside[1]):
+            if aside[1].strip().lower() in ("negative", "minus"):
+                raise _Refused("a sign after the number")
             continue
         explains = any(c.isalpha() or c == "=" for c in aside[1])
         attached = text[aside.start() - 1 : aside.start()].isdigit() or text[aside.end() : aside.end() + 1].isalnum()

@@ -12,7 +12,7 @@ from grpo_portable.answers import CLOSE_SOLUTION, END_WORKING, OPEN_SOLUTION, ST
 from grpo_portable.data import Question
 
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")  # GSM8K: <<3*4=12>>
-_THINKING = re.compile(r"<(/?)(?:think|thinking|thought)>")
+_THINKING = re.compile(r"<(/?)(?:think|thinking|thought)>", re.I)
 _BARE = re.compile(r"\s*(?:(?:the\s+)?(?:final\s+)?answer\s*(?:is|:)?)?\s*\$*\s*[^\s=]+\s*\$*\s*\.?\s*", re.IGNORECASE)
 
 

@@ -47,6 +47,12 @@ def test_phrase_reads_alike_in_every_style(phrase: str, value: str | None) -> No
 
 MARKER = [
     ("#### 18\nThat is the answer.", "18"),
+    ("#### 18!", "18"),
+    ("<!-- #### 18 -->", None),
+    ("<Think>#### 5</Think>#### 18", "18"),
+    ("<THINK>#### 18", None),
+    ("[THINK]#### 5[/THINK]#### 18", "18"),
+    ("[THINK]#### 18", None),
     ("#### 5\nNo.\n#### 18", "18"),
     ("####\n18", "18"),
     ("####\n\n$18", "18"),
@@ -169,6 +175,9 @@ def test_tagged(text: str, value: str | None) -> None:
 
 
 BOXED = [
+    ("\\boxed{3!}", None),  # in a formula it is a factorial
+    ("\\boxed{18}!", "18"),
+    ("\\boxed{18\\!}", "18"),
     ("\\boxed {18}", "18"),
     ("\\boxed{5} and \\boxed{18}", "18"),
     ("\\boxed{5} and \\boxed{18", "5"),
@@ -193,6 +202,11 @@ def test_boxed(text: str, value: str | None) -> None:
 
 FREE = [
     ("The answer is 18", "18"),
+    ("The answer is 18!", "18"),
+    ("The answer is 17? No, 18.", None),
+    ("The answer is 17. No, wait: 18.", None),
+    ("The answer is 17. Or 18.", None),
+    ("The answer is 18. No cookies are left.", "18"),
     ("The answer is 18. She has 5 left.", "18"),
     ("The answer is 18 because 9 * 2 = 18", "18"),
     ("The final answer is: $\\boxed{18}$.", "18"),
