@@ -104,11 +104,11 @@ class Recipe:
     dora: bool = _f(False, "weight-decomposed adapter (DoRA)")
 
     # GRPO
-    steps: int = _f(150, "optimizer steps", low=1)
+    steps: int = _f(150, "optimizer steps", low=1, high=10_000_000)
     prompts_per_step: int = _f(8, "questions in one step", low=1)
     group_size: int = _f(8, "completions of each question (G)", low=2)
-    micro_batch: int | str = _f("auto", "completions in one backward pass; `auto`: as memory allows", low=1)
-    rollout_rows: int | str = _f("auto", "completions generated at once; `auto`: as memory allows", low=1)
+    micro_batch: int | str = _f("auto", "completions in one backward pass; `auto`: as memory allows", ("auto",), low=1)
+    rollout_rows: int | str = _f("auto", "completions generated at once; `auto`: as memory allows", ("auto",), low=1)
     learning_rate: float = _f(5e-6, "peak learning rate", low=0)
     lr_schedule: str = _f("linear", "shape of the schedule after warm-up", ("linear", "cosine", "constant"))
     warmup_steps: int = _f(5, "steps to reach the peak learning rate", low=0)
@@ -148,9 +148,11 @@ class Recipe:
     eval_temperature: float = _f(1.0, "temperature of the sampled answers", low=0.01)
 
     # run
-    seed: int = _f(3407, "seed of everything that draws", low=0)
+    seed: int = _f(3407, "seed of everything that draws", low=0, high=2**32 - 1)
     save_every: int = _f(10, "steps between checkpoints", low=1)
-    report_to: tuple[str, ...] = _f([], "trackers beside metrics.jsonl: tensorboard, wandb, trackio")
+    report_to: tuple[str, ...] = _f(
+        [], "trackers beside metrics.jsonl: tensorboard, wandb, trackio", ("tensorboard", "wandb", "trackio")
+    )
 
 
 @cache
@@ -182,8 +184,12 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Recipe:
         raise RecipeError(f"recipe `{path}` cannot be read", because=str(error)) from error
     try:
         raw = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a number too long to convert, a date that is none
         raise RecipeError(f"recipe `{path}` is not YAML", because=" ".join(str(error).split())) from error
+    except RecursionError as error:
+        raise RecipeError(
+            f"recipe `{path}` is nested too deeply", help="a recipe is flat `key: value` lines"
+        ) from error
     return override(with_template(recipe_from_mapping(raw, f"recipe `{path}`"), path.parent), overrides)
 
 
@@ -225,11 +231,13 @@ def parsed(settings: Iterable[str]) -> dict[str, Any]:
             raise RecipeError(f"`--set {setting}` has no `=`", help="write --set key=value")
         if key not in field_types():
             raise _unknown_key(key, "--set")
+        is_text = field_types()[key] is str
         try:
             value = yaml.load(text, Loader=_Loader)
-        except yaml.YAMLError as error:
-            raise RecipeError(f"the value of `--set {setting}` is not YAML") from error
-        is_text = field_types()[key] is str
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            if not is_text:
+                raise RecipeError(f"the value of `--set {setting[:200]}` is not YAML") from error
+            value = text  # a template's braces and colons are text
         values[key] = _typed(key, text if is_text and not isinstance(value, str) else value, "--set")
     return values
 
@@ -304,22 +312,37 @@ def _typed(key: str, value: Any, origin: str) -> Any:
     converted = _convert(field_types()[key], value)
     if converted is _WRONG:
         raise RecipeError(f"{origin}: `{key}` must be {describe(field_types()[key])}, not {value!r}")
-    if isinstance(converted, str) and metadata["choices"] and converted not in metadata["choices"]:
-        near = difflib.get_close_matches(converted, metadata["choices"], n=1)
-        raise RecipeError(
-            f"{origin}: `{key}` cannot be {converted!r}",
-            help=f"did you mean `{near[0]}`?" if near else f"one of: {', '.join(metadata['choices'])}",
-        )
-    if isinstance(converted, (int, float)) and not isinstance(converted, bool):
-        low, high = metadata["low"], metadata["high"]
-        if (
-            not abs(converted) < float("inf")
-            or (low is not None and converted < low)
-            or (high is not None and converted > high)
-        ):
-            bounds = f"at least {low}" + (f" and at most {high}" if high is not None else "")
-            raise RecipeError(f"{origin}: `{key}` must be {bounds}, not {value!r}")
+    for item in converted if isinstance(converted, tuple) else (converted,):
+        if isinstance(item, str):
+            _check_text(key, item, origin, metadata["choices"])
+        elif isinstance(item, (int, float)) and not isinstance(item, bool):
+            _check_number(key, item, origin, metadata["low"], metadata["high"])
     return converted
+
+
+def _check_text(key: str, text: str, origin: str, choices: tuple[str, ...] | None) -> None:
+    if choices and text not in choices:
+        near = difflib.get_close_matches(text.lower(), choices, n=1)
+        raise RecipeError(
+            f"{origin}: `{key}` cannot be {text!r}",
+            help=f"did you mean `{near[0]}`?" if near else f"one of: {', '.join(choices)}",
+        )
+    if not text.strip() and getattr(Recipe(), key) != "" and key != "stop":
+        raise RecipeError(
+            f"{origin}: `{key}` is empty", help=f"leave the key out for its default, {getattr(Recipe(), key)!r}"
+        )
+    if key == "stop" and not text:
+        raise RecipeError(
+            f"{origin}: `stop` holds an empty text", help="it would end every completion before it starts"
+        )
+
+
+def _check_number(key: str, number: float, origin: str, low: float | None, high: float | None) -> None:
+    finite = number == number and abs(number) != float("inf")  # nan differs from itself
+    if finite and (low is None or number >= low) and (high is None or number <= high):
+        return
+    bounds = "finite" if low is None else f"at least {low}" + (f" and at most {high}" if high is not None else "")
+    raise RecipeError(f"{origin}: `{key}` must be {bounds}, not {number!r}")
 
 
 _WRONG = object()

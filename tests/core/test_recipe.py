@@ -39,6 +39,19 @@ def test_written_recipe_reads_back_equal(tmp_path):
         ("micro_batch=7", ["micro_batch 7", "64"]),
         ("dora=true lora_rank=0", ["adapter"]),
         ("steps", ["no `=`"]),
+        ("micro_batch=foo", ["`micro_batch`", "auto"]),
+        ("rollout_rows=many", ["`rollout_rows`", "auto"]),
+        ("reward_weights=[1, .nan]", ["`reward_weights`", "nan"]),
+        ("reward_weights=[1, .inf]", ["`reward_weights`", "finite"]),
+        ("report_to=[tensorbord]", ["`report_to`", "did you mean `tensorboard`"]),
+        ("loss=GRPO", ["`loss`", "did you mean `grpo`"]),
+        ("seed=99999999999999999999", ["`seed`", "at most 4294967295"]),
+        ("steps=99999999999999999999", ["`steps`", "at most"]),
+        ("model=", ["`model` is empty"]),
+        ("data=", ["`data` is empty"]),
+        ("lora_targets=", ["`lora_targets` is empty"]),
+        ('rewards=[""]', ["`rewards` is empty"]),
+        ('stop=[""]', ["`stop`", "empty"]),
     ],
 )
 def test_refusals_name_the_key(setting, words):
@@ -57,6 +70,9 @@ def test_refusals_name_the_key(setting, words):
         ("steps: [1\n", "not YAML"),
         ("steps: 1\nsteps: 2\n", "given twice"),
         ("steps: !!python/object/apply:os.getcwd []\n", "not YAML"),
+        ("steps: " + "9" * 5000, "not YAML"),
+        ("model: 2020-13-45", "not YAML"),
+        ("a: " + "[" * 50_000, "nested too deeply"),
     ],
 )
 def test_files_that_are_no_recipe(tmp_path, text, words):
@@ -81,6 +97,23 @@ def test_numbers_written_the_short_way_are_numbers():
     assert recipe_from_mapping({"learning_rate": 1}).learning_rate == 1.0
     assert override(Recipe(), ["learning_rate=1e-4"]).learning_rate == 1e-4
     assert override(Recipe(), ["model=3407"]).model == "3407"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("prompt_template={question} now", "{question} now"),  # YAML would read a mapping and stumble over the rest
+        ("prompt_template=Q: {question}", "Q: {question}"),
+        ("chat_template={{ messages[0]['content'] }}", "{{ messages[0]['content'] }}"),
+        ("system_prompt=- think: [first", "- think: [first"),
+    ],
+)
+def test_text_with_yaml_in_it_is_text(setting, value):
+    assert getattr(override(Recipe(), [setting]), setting.partition("=")[0]) == value
+
+
+def test_white_space_may_end_a_completion():
+    assert override(Recipe(), ['stop=["\\n\\n", " "]']).stop == ("\n\n", " ")
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda f: f.stem)
