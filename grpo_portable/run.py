@@ -79,9 +79,13 @@ class RunFolder:
         if not file.exists():
             return {}
         try:
-            return json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
             raise RunFolderError(f"`{name}` in run `{self.path}` cannot be read", because=str(error)) from error
+        if not isinstance(found, dict):
+            kind = type(found).__name__
+            raise RunFolderError(f"`{name}` in run `{self.path}` cannot be read", because=f"it holds {kind}, no object")
+        return found
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         write_atomically(self.path / name, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

@@ -80,12 +80,17 @@ def series(steps: Sequence[Step], read: str | Callable[[Step], float | None]) ->
 
 def reward_names(steps: Sequence[Step]) -> list[str]:
     """Names of the reward components, in the order they first occur."""
-    return list(dict.fromkeys(name for r in steps for name in (r.get("rewards") or {})))
+    return list(dict.fromkeys(name for r in steps for name in _rewards(r)))
+
+
+def _rewards(record: Step) -> Mapping[str, Any]:
+    found = record.get("rewards")
+    return found if isinstance(found, Mapping) else {}
 
 
 def component(name: str) -> Callable[[Step], float | None]:
     """Reads one reward component out of a step record."""
-    return lambda record: number(record.get("rewards") or {}, name)
+    return lambda record: number(_rewards(record), name)
 
 
 def windows(steps: Sequence[Step]) -> list[Window]:

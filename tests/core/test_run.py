@@ -68,3 +68,11 @@ def test_numbers_that_are_no_json_never_reach_a_file(tmp_path):
     with pytest.raises(ValueError):
         run.write_json("scores.json", {"accuracy": float("nan")})
     assert not (tmp_path / "run" / "scores.json").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{]", "null", "[1]", "5", "[" * 50_000])
+def test_a_file_of_the_run_that_holds_no_object_is_named(tmp_path, text):
+    run = create(tmp_path / "run", Recipe())
+    (run.path / "run.json").write_text(text)
+    with pytest.raises(RunFolderError, match=r"`run\.json`"):
+        run.read_json("run.json")

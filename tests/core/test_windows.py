@@ -163,3 +163,9 @@ def test_agreement_needs_something_to_agree():
     assert windows.agreement(correctness([5.0] * 40), scored("higher")) is None
     assert windows.agreement(run_of([0.5] * 40), scored("higher")) is None
     assert windows.agreement(correctness([0.5] * 40), {"against": None}) is None
+
+
+def test_a_step_whose_rewards_are_no_table_has_no_components():
+    steps = [{"step": 1, "reward": 0.5, "rewards": 1.0}, {"step": 2, "reward": 0.5, "rewards": {"correctness": 0.25}}]
+    assert windows.reward_names(steps) == ["correctness"]
+    assert windows.series(steps, windows.component("correctness")) == ([2], [0.25])
