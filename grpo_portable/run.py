@@ -146,7 +146,7 @@ def write_atomically(file: Path, text: str, *, sync: bool = True) -> None:
     """Replace `file` in one step: a reader or a crash sees the old text or the new one, never a part."""
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
-        with part.open("w", encoding="utf-8") as out:
+        with part.open("w", encoding="utf-8", errors="backslashreplace") as out:
             out.write(text)
             out.flush()
             if sync:
@@ -166,7 +166,7 @@ def append_line(file: Path, record: Mapping[str, Any]) -> None:
             out.seek(-1, os.SEEK_END)
             if out.read(1) != b"\n":
                 line = "\n" + line
-        out.write(line.encode("utf-8"))
+        out.write(line.encode("utf-8", "backslashreplace"))  # half a surrogate pair becomes its JSON escape
         out.flush()
 
 

@@ -76,3 +76,11 @@ def test_a_file_of_the_run_that_holds_no_object_is_named(tmp_path, text):
     (run.path / "run.json").write_text(text)
     with pytest.raises(RunFolderError, match=r"`run\.json`"):
         run.read_json("run.json")
+
+
+def test_half_a_surrogate_pair_is_written_and_read_back(tmp_path):
+    run = create(tmp_path / "run", Recipe())
+    append_line(run.metrics_file, {"question": "a\ud800b"})
+    run.write_json("run.json", {"model": "a\udcffb"})
+    assert list(read_lines(run.metrics_file)) == [{"question": "a\ud800b"}]
+    assert run.read_json("run.json") == {"model": "a\udcffb"}
