@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_portable import charts, report_results, report_setting, report_training, scoring, windows
+from grpo_portable import charts, report_paths, report_results, report_setting, report_training, scoring, windows
 from grpo_portable import verdict as words
 from grpo_portable.markdown import plain
 from grpo_portable.recipe import Recipe
@@ -56,7 +56,7 @@ def compose(
     trains = run.read_json("task.json").get("only") != "evaluate"
     train_seconds = sum(windows.series(steps, "step_s")[1]) or None
     lines = [f"# {_title(recipe, record, steps, trains)}", "", f"**{words.sentence(scores)}**", ""]
-    lines += _warnings(scores)
+    lines += _warnings(scores, report_paths.warning(record, scores))
     lines += [*report_results.results(scores, recipe.max_completion_tokens), "", *report_results.counts(scores), ""]
     lines += _images(drawn, ("accuracy", "reward"))
     lines += ["## What ran", "", *report_setting.setting(recipe, record, facts, train_seconds, trains), ""]
@@ -79,8 +79,9 @@ def _title(recipe: Recipe, record: Mapping[str, Any], steps: list[windows.Step],
     return f"{done}: {report_setting.eval_name(recipe)}"
 
 
-def _warnings(scores: Mapping[str, Any]) -> list[str]:
-    told = [f"> **Warning:** {w['message'][0].upper()}{w['message'][1:]}." for w in words.warnings(scores)]
+def _warnings(scores: Mapping[str, Any], of_paths: str | None) -> list[str]:
+    found = [*([of_paths] if of_paths else []), *(w["message"] for w in words.warnings(scores))]
+    told = [f"> **Warning:** {message[0].upper()}{message[1:]}." for message in found]
     told += [f"> **Note:** {note[0].upper()}{note[1:]}." for note in scores.get("notes") or []]
     return [line for text in told for line in (text, "")]
 

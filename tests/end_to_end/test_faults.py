@@ -35,6 +35,7 @@ from grpo_portable import (
     engines,
     evaluate,
     policy,
+    report_paths,
     report_setting,
     run,
     supervise,
@@ -472,6 +473,10 @@ def check_report(seen: Watched) -> None:
     for event in seen.events("retry", "fallback"):
         assert event["to"] in text
         assert event["error"][:20] in text or event["message"][:60] in text
+    warned = report_paths.warning(seen.run.read_json("run.json"), {"against": "base"})
+    # the path was changed after the base had been asked, and before the tuned was
+    changed = any(e["from"] != e["to"] and e["step"] for e in seen.events("fallback"))
+    assert (warned is not None) == changed
 
 
 def check_same(made: RunFolder, other: RunFolder, how: str) -> None:
