@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grpo_portable import launch, worker
+from grpo_portable import launch, quiet, worker
 from grpo_portable.errors import GrpoPortableError
 from grpo_portable.guards import StopSignal
 from grpo_portable.recipe import Recipe
@@ -157,6 +157,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     try:
+        quiet.libraries()
         prepared = launch.prepare(given.recipe, auto=True, overrides=given.settings)
         report = bench_step(prepared.settled.recipe, max(1, given.steps))
     except GrpoPortableError as error:

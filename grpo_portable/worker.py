@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import shutil
 import sys
 import traceback
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +28,7 @@ from grpo_portable import (
     prompts,
     pulse,
     questions,
+    quiet,
     record,
     rewards,
 )
@@ -125,7 +124,7 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
         record.tell_once(run, "prompt", f"the system text stands in the user's turn: {builder.folded}")
     set_seed(recipe.seed)  # the adapter's first values
     if task.get("adapter"):
-        model = policy.load_adapter(loaded.model, Path(task["adapter"]))
+        model = policy.load_adapter(loaded.model, Path(task["adapter"]).expanduser())
     else:
         model = loaded.model if only_evaluate else policy.add_adapter(loaded.model, recipe)
     record.setting(run, recipe, settings, loaded, model, builder, held_out)
@@ -370,7 +369,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     run = open_run(Path(folder))
     stop = StopSignal()
-    _quiet()
+    quiet.libraries()
     try:
         with stop.installed():
             try:
@@ -386,19 +385,6 @@ def main(arguments: list[str] | None = None) -> int:
             else:
                 print(f"worker: {kind}: {error}", file=sys.stderr, flush=True)
         return EXIT.get(kind, 1)
-
-
-def _quiet() -> None:
-    """Leave libraries' progress bars and notices for other developers out of the log."""
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl|peft|torch)\..*")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):  # about optional kernels, at every import
-        logging.getLogger(name).setLevel(logging.ERROR)
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
 
 
 def leave(code: int) -> None:
