@@ -129,12 +129,15 @@ def _checked(subject: Subject) -> list[str]:
 def _loading(subject: Subject, base: str) -> list[str]:
     if subject.kind == "gguf":
         return _gguf_loading(subject)
-    source = base if subject.kind == "adapter" else "."
+    source = f'"{base}"' if subject.kind == "adapter" else '"."'
     python = ["from transformers import AutoModelForCausalLM, AutoTokenizer"]
     python += ["from peft import PeftModel"] if subject.kind == "adapter" else []
+    if subject.kind == "adapter" and base == "embedded":  # the model that comes with this project
+        source = "model_folder()"
+        python.append("from grpo_portable.embedded import model_folder")
     python += [
         'tokenizer = AutoTokenizer.from_pretrained(".")',
-        f'model = AutoModelForCausalLM.from_pretrained("{source}", dtype="auto")',
+        f'model = AutoModelForCausalLM.from_pretrained({source}, dtype="auto")',
     ]
     python += ['model = PeftModel.from_pretrained(model, ".")'] if subject.kind == "adapter" else []
     vllm = "vllm serve ."

@@ -426,6 +426,8 @@ def test_the_card_names_its_base_and_how_to_load_each_form() -> None:
     assert adapter.startswith("---\nlibrary_name: peft\nbase_model: org/Base-1B\n")
     assert "PeftModel.from_pretrained" in adapter
     assert "vllm serve org/Base-1B --enable-lora --max-lora-rank 8" in adapter
+    assert 'AutoModelForCausalLM.from_pretrained("org/Base-1B", dtype="auto")' in adapter
+    assert "model_folder()" in card.card(subject(run={"base_model": "embedded"}))
     assert "--to merged" in card.card(subject(recipe=replace(RECIPE, dora=True)))
     merged = card.card(subject(kind="merged", faithful=merge.Faithful(7, 0.003, 0.93)))
     assert "93.0 % of it survives" in merged
