@@ -1,9 +1,9 @@
 """Who may import whom, read from the syntax trees; and what a bare `import grpo_portable` or `--help` brings in."""
 
 import ast
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -96,9 +96,10 @@ def test_torch_free_rooms_bring_in_nothing_heavy(code):
 
 
 def test_help_is_quick():
-    times = []
-    for _ in range(3):  # the best of three: the machine may be busy
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "grpo_portable.cli", "--help"], capture_output=True, check=True)
-        times.append(time.perf_counter() - began)
-    assert min(times) < 1.0
+    def spent():  # processor seconds of ended children: the clock on the wall also counts what else the machine does
+        times = os.times()
+        return times.children_user + times.children_system
+
+    began = spent()
+    subprocess.run([sys.executable, "-m", "grpo_portable.cli", "--help"], capture_output=True, check=True)
+    assert 0 < spent() - began < 1.0
