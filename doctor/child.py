@@ -89,7 +89,7 @@ def run_all(trials: Mapping[str, Sequence[str]], *, timeout_s: float) -> dict[st
         thread.start()
     try:
         for thread in threads:
-            thread.join()
+            thread.join(4 * timeout_s + _GRACE_S)  # a child has at most three times its limit
     except BaseException:  # Ctrl-C reaches only this thread; the children have a session of their own
         for process in list(_live):
             _kill_group(process)
@@ -155,7 +155,9 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     elif process.poll() is None:
-        subprocess.run(["taskkill", "/T", "/F", "/PID", str(process.pid)], capture_output=True, check=False)
+        command = ["taskkill", "/T", "/F", "/PID", str(process.pid)]
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, capture_output=True, check=False, timeout=_GRACE_S)
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=_GRACE_S)
 

@@ -47,7 +47,7 @@ def deadline(
     finally:
         done.set()
         faulthandler.cancel_dump_traceback_later()
-        watcher.join()
+        watcher.join(GRACE_S)
 
 
 def _where(thread: int) -> str:

@@ -84,7 +84,7 @@ def evaluate(
         prepared = prepare(name, auto=True, overrides=overrides)
         _need_training_stack()
         folder = _new_folder(replace(prepared, name="eval"), out)
-        task = {"only": "evaluate", "adapter": str(adapter.resolve()) if adapter else None}
+        task = {"only": "evaluate", "adapter": run_folder.shortened(str(adapter.resolve())) if adapter else None}
         folder.write_json("task.json", task)
     finish(folder, fallback=True)
 

@@ -330,7 +330,11 @@ def _quantised_copy(model: Any, tokenizer: Any, dtype: str, device: torch.device
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, safe_serialization=True)
         return AutoModelForCausalLM.from_pretrained(
-            folder, quantization_config=_nf4(dtype), dtype=getattr(torch, dtype), device_map={"": device}
+            folder,
+            quantization_config=_nf4(dtype),
+            dtype=getattr(torch, dtype),
+            device_map={"": device},
+            trust_remote_code=False,
         )
 
 

@@ -30,6 +30,7 @@ from grpo_portable.errors import RunFolderError
 from grpo_portable.recipe import Recipe, load, to_yaml
 
 SCHEMA = 1
+PLACES = ("model", "data", "eval_data", "bootstrap_data")  # fields of a recipe that may be paths
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,12 @@ class RunFolder:
 
 
 def create(path: Path, recipe: Recipe, header: str = "") -> RunFolder:
-    """A new run folder with its recipe; RunFolderError if the folder holds a run or cannot be written."""
+    """A new run folder with its recipe; RunFolderError if the folder holds a run or cannot be written.
+
+    Places below the home folder are written with `~`: a run's files name no user.
+    """
+    places: dict[str, Any] = {key: shortened(str(getattr(recipe, key))) for key in PLACES}
+    recipe = replace(recipe, **places)
     if (path / "recipe.yaml").exists():
         raise RunFolderError(f"`{path}` already holds a run", help="continue it with --resume, or choose another --out")
     try:
@@ -133,6 +139,12 @@ def create(path: Path, recipe: Recipe, header: str = "") -> RunFolder:
             f"`{path}` cannot be written", because=error.strerror or str(error), help="choose another --out"
         ) from error
     return RunFolder(path)
+
+
+def shortened(place: str) -> str:
+    """A path below the home folder with `~` in its place; any other text as it is."""
+    home = os.path.expanduser("~")
+    return "~" + place[len(home) :] if len(home) > 1 and place.startswith(home + os.sep) else place
 
 
 def open_run(path: Path) -> RunFolder:

@@ -7,6 +7,7 @@ not work in threads; so they run in a child process that is killed when the time
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import queue
@@ -19,6 +20,7 @@ from grpo_portable.errors import RecipeError
 from grpo_portable.phrases import read_phrase
 
 MAX_CHARACTERS = 2_000  # longer answers are not looked at
+KILL_LIMIT_S = 10.0
 ROUNDING = 12  # digits that numeric forms must agree in; the default of 6 would pay 0.333333 for 1/3
 
 
@@ -59,7 +61,8 @@ class SymbolicChecker:
         child, self._child = self._child, None
         if child is not None:
             child.kill()
-            child.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(KILL_LIMIT_S)
             for pipe in (child.stdin, child.stdout):
                 if pipe is not None:
                     pipe.close()

@@ -19,6 +19,7 @@ from grpo_portable.errors import ExportError, RunFolderError
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import RunFolder
 
+QUANTIZE_LIMIT_S = 3600.0
 KINDS = ("adapter", "merged", "gguf")
 QUANTIZE = ("q8_0", "f16", "q4_k_m")
 
@@ -257,9 +258,12 @@ def _quantize_tool() -> str:
 
 
 def _quantized(source: Path, target: Path) -> None:
-    done = subprocess.run(
-        [_quantize_tool(), str(source), str(target), "Q4_K_M"], capture_output=True, text=True, check=False
-    )
+    command = [_quantize_tool(), str(source), str(target), "Q4_K_M"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=QUANTIZE_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        because = f"it did not end within {QUANTIZE_LIMIT_S / 60:.0f} minutes"
+        raise ExportError("llama-quantize failed", because=because, help="take --quantize q8_0") from None
     if done.returncode or not target.is_file():
         last = next((line for line in reversed((done.stderr + done.stdout).splitlines()) if line.strip()), "no output")
         raise ExportError("llama-quantize failed", because=last.strip()[:300], help="take --quantize q8_0")
