@@ -32,7 +32,7 @@ $(VENV)/.base: pyproject.toml
 
 # torch comes first and apart: which build fits is the doctor's word (driver, card, platform; the CPU build without a GPU).
 $(VENV)/.train: $(VENV)/.base
-	$(PIP) install -q $$($(BIN)/python -m doctor --install-plan --pip-args)
+	$(PIP) install -q --retries 1 $$($(BIN)/python -m doctor --install-plan --pip-args)
 	$(PIP) install -q -e '.[train]'
 	touch $@
 

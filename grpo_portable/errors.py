@@ -23,6 +23,7 @@ from __future__ import annotations
 
 class GrpoPortableError(Exception):
     exit_code = 1
+    label = "error"
 
     def __init__(self, fact: str, *, because: str | None = None, help: str | None = None) -> None:
         super().__init__(fact)
@@ -36,7 +37,7 @@ class GrpoPortableError(Exception):
 
     def lines(self) -> list[str]:
         """What a terminal shows: `error: fact, because ...` and, when there is one, `help: ...`."""
-        return [f"error: {self}"] + ([f"help: {self.help}"] if self.help else [])
+        return [f"{self.label}: {self}"] + ([f"help: {self.help}"] if self.help else [])
 
 
 def _rebuild(cls: type[GrpoPortableError], fact: str, because: str | None, help: str | None) -> GrpoPortableError:
@@ -89,3 +90,4 @@ class ExportError(GrpoPortableError):
 
 class Interrupted(GrpoPortableError):
     exit_code = 130
+    label = "stopped"  # as the user wished: no error
