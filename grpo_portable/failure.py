@@ -62,7 +62,7 @@ def write(run: RunFolder, error: BaseException) -> str:
         "class": type(error).__name__,
         "fact": clean(fact),
         "because": clean(ours.because) if ours and ours.because else None,
-        "help": ours.help if ours else None,
+        "help": clean(ours.help) if ours and ours.help else None,
         "phase": _phase(run),
         "traceback_tail": clean(frames[-4000:]),
     }
