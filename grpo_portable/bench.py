@@ -98,6 +98,12 @@ def bench_rollout(
     draw = np.random.default_rng(workload.seed)
     prompts = draw.integers(1, config.vocab_size, (workload.prompts, workload.prompt_tokens)).tolist()
     floor = _floor(config, workload, where, dtype)
+    need, have = 2 * _weight_bytes(config, dtype), _free_bytes(where)
+    if need > have:
+        raise UsageError(
+            f"{shape} and its rollout copy take {need / 2**30:.1f} GiB, and {have / 2**30:.1f} are free",
+            help="choose a smaller --shape",
+        )
     results = []
     for engine in engines:
         try:
@@ -231,10 +237,8 @@ def _config(shape: str) -> Any:
 
 def _floor(config: Any, work: Workload, where: Any, dtype: Any) -> dict[str, Any]:
     """Tokens per second if each step read all weights and live keys and values once, at the measured copy bandwidth."""
-    hidden, heads, kv = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-    head_dim = getattr(config, "head_dim", None) or hidden // heads
-    layer = hidden * head_dim * (2 * heads + 2 * kv) + 3 * hidden * config.intermediate_size
-    weights = (config.num_hidden_layers * layer + hidden * config.vocab_size) * dtype.itemsize
+    kv, head_dim = config.num_key_value_heads, _head_dim(config)
+    weights = _weight_bytes(config, dtype)
     keys = work.prompt_tokens + work.new_tokens / 2
     cache = 2 * config.num_hidden_layers * kv * head_dim * dtype.itemsize * keys * work.width
     rate = _bandwidth(where)
@@ -243,6 +247,28 @@ def _floor(config: Any, work: Workload, where: Any, dtype: Any) -> dict[str, Any
         "bytes_per_s": int(rate),
         "tok_s": round(work.width * rate / (weights + cache), 1),
     }
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _weight_bytes(config: Any, dtype: Any) -> int:
+    hidden, heads, kv = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    layer = hidden * _head_dim(config) * (2 * heads + 2 * kv) + 3 * hidden * config.intermediate_size
+    return (config.num_hidden_layers * layer + hidden * config.vocab_size) * dtype.itemsize
+
+
+def _free_bytes(where: Any) -> int:
+    """Memory free on the device; on a CPU what the system calls available, else all there is."""
+    import torch
+
+    if where.type == "cuda":
+        return torch.cuda.mem_get_info(where)[0]
+    from doctor.probes_host import available_gib
+
+    free = available_gib()
+    return 2**62 if free is None else int(free * 2**30)  # unknown never counts as none
 
 
 def _bandwidth(where: Any) -> float:
