@@ -94,11 +94,21 @@ def test_a_crash_while_writing_leaves_the_one_before(tmp_path: Path, monkeypatch
     with pytest.raises(OSError, match="No space"):
         write(tmp_path, 20, model, optimizer)
     monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == [
+        "step-000010"
+    ]  # what is half written would keep the room that is missing
     saved = checkpoint.newest(tmp_path)
     assert saved is not None
     assert saved.step == 10
     assert write(tmp_path, 20, model, optimizer).step == 20
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000010", "step-000020"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    (tmp_path / ".step-000010.part").mkdir()
+    write(tmp_path, 20, model, optimizer)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000020"]
 
 
 def test_there_is_no_checkpoint_in_an_empty_place(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """How an ending is read, and which rung follows: tables of cases."""
 
+from dataclasses import replace
+
 import pytest
 
 from grpo_portable.ladder import EXIT, Ending, Rung, classify, next_step, rungs_from_answer
@@ -40,6 +42,10 @@ LAUNCHER = "subprocess.CalledProcessError: Command '['python', '-m', 'worker']' 
         (1, {"kind": "interrupted"}, LAUNCHER.format("130"), "interrupted"),
         (1, {"kind": "crash", "fact": "KeyError: 'x'"}, "KeyError: 'x'", "crash"),
         (1, {}, "subprocess.CalledProcessError: Command '['python']' died with <Signals.SIGKILL: 9>.", "killed"),
+        (1, {}, "SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)", "disk"),
+        (1, {}, "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", "oom"),
+        (1, {}, "worker: nonfinite: 3 updates in a row were not finite\n" + LAUNCHER.format("12"), "nonfinite"),
+        (1, {}, "worker: disk: [Errno 13] Permission denied: 'run.json'\n" + LAUNCHER.format("14"), "disk"),
     ],
 )
 def test_endings(code, failure, log, kind):
@@ -82,16 +88,42 @@ def test_memory_halves_the_part_that_ran_out_and_then_goes_down(phase, rung, exp
     assert next_step(rung, Ending("oom", phase, "CUDA out of memory"), OPEN, 0).rung == expected
 
 
+@pytest.mark.parametrize(
+    ("phase", "expected"),
+    [
+        ("loading Qwen/Qwen3-8B", Rung("qlora-hf", 8, 64)),  # fewer rows make no model smaller
+        ("starting the engine", Rung("qlora-hf", 8, 64)),
+        ("rollout engine starting, 40 s", Rung("bf16-hf", 8, 32)),
+        ("bootstrap, step 7/700", Rung("bf16-hf", 4, 64)),
+        ("bootstrap, probe after step 50", Rung("bf16-hf", 8, 32)),
+        ("training", Rung("bf16-hf", 4, 64)),
+    ],
+)
+def test_what_is_made_smaller_is_what_ran_out(phase, expected):
+    assert next_step(Rung("bf16-hf", 8, 64), Ending("oom", phase, "CUDA out of memory"), OPEN, 0).rung == expected
+
+
+def test_a_lower_path_begins_with_the_sizes_of_the_run():
+    """Else a path whose engine needed few rows would hand them on to one that has room for all."""
+    first, rung = Rung("bf16-vllm", 8, 64), Rung("bf16-vllm", 2, 64)
+    for rows in (32, 16, 8, 4):
+        rung = next_step(rung, Ending("oom", "rollout of step 3", "oom"), OPEN, 0, first).rung
+        assert rung == Rung("bf16-vllm", 2, rows)
+    assert next_step(rung, Ending("oom", "rollout of step 3", "oom"), OPEN, 0, first).rung == Rung("bf16-hf", 8, 64)
+
+
 def test_an_engine_that_dies_is_not_asked_twice():
     step = next_step(TOP, Ending("engine", "starting", "vLLM did not start"), OPEN, 0)
     assert step.rung == Rung("bf16-vllm", 8, 64)
     assert "vLLM did not start" in step.reason
 
 
-def test_a_killed_portable_worker_is_started_again_once():
+@pytest.mark.parametrize("kind", ["killed", "crash", "hang"])
+def test_a_portable_worker_that_was_killed_or_hung_is_started_again_once(kind):
     rung = Rung("bf16-hf", 8, 64)
-    assert next_step(rung, Ending("killed", "update", "signal 9"), OPEN, 0).rung == rung
-    assert next_step(rung, Ending("killed", "update", "signal 9"), OPEN, 1).rung == Rung("qlora-hf", 8, 64)
+    assert next_step(rung, Ending(kind, "update", "signal 9"), OPEN, 0).rung == rung
+    assert next_step(rung, Ending(kind, "update", "signal 9"), OPEN, 1).rung == Rung("qlora-hf", 8, 64)
+    assert next_step(replace(rung, path="bf16-vllm"), Ending(kind, "update", "x"), OPEN, 0).rung.path == "bf16-hf"
 
 
 def test_the_last_rung_ends_the_run():

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from grpo_portable import supervise
+from grpo_portable import progress, supervise
 from grpo_portable.errors import Interrupted, RunFolderError, UsageError
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import create, open_run, read_lines
@@ -28,6 +28,10 @@ print(text, flush=True)
 if kind == "done":
     with open(folder / "metrics.jsonl", "a") as f:
         f.write(json.dumps({"step": 1, "reward": 1.0, "path": rung["path"], "micro_batch": rung["micro_batch"]}) + "\\n")
+elif kind == "step":
+    with open(folder / "metrics.jsonl", "a") as f:
+        f.write(json.dumps({"step": n + 1, "reward": 1.0}) + "\\n")
+    os.kill(os.getpid(), signal.SIGKILL)
 elif kind == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
 elif kind == "hang":
@@ -66,8 +70,8 @@ def start(tmp_path, monkeypatch):
     return begin
 
 
-def events(run, kind):
-    return [e for e in read_lines(run.events_file) if e["kind"] == kind]
+def events(run, *kinds):
+    return [e for e in read_lines(run.events_file) if e["kind"] in kinds]
 
 
 def test_a_good_worker_is_started_once(start):
@@ -119,6 +123,89 @@ def test_an_endless_failure_ends(start):
     assert int((start.run.path / "starts").read_text()) <= 5
 
 
+def test_a_worker_that_is_killed_again_and_again_goes_on_as_long_as_it_makes_steps(start):
+    run = start("step:", "step:", "step:", "step:", "step:", "done")
+    assert [e["to"] for e in events(run, "fallback")] == ["bf16-hf"]  # vLLM is not tried twice
+    assert [e["to"] for e in events(run, "retry")] == ["bf16-hf"] * 4
+
+
+def test_a_run_that_gets_no_further_goes_down_and_ends(start):
+    with pytest.raises(supervise.RunFailed):
+        start("kill:")
+    assert [e["to"] for e in events(start.run, "retry", "fallback")] == [
+        "bf16-hf",
+        "bf16-hf",
+        "qlora-hf",
+        "qlora-hf",
+        "cpu",
+        "cpu",
+    ]
+
+
+def test_a_worker_that_could_not_say_why_on_a_full_disk_is_no_crash(start, monkeypatch):
+    monkeypatch.setattr(supervise, "_room", lambda run: 0)
+    with pytest.raises(supervise.RunFailed) as caught:
+        start("kill:", "done")
+    text = "\n".join(caught.value.lines())
+    assert "No space left" in text and "--resume" in text and "is kept" in text
+    assert (start.run.path / "starts").read_text() == "1"
+
+
+def test_what_the_supervisor_cannot_write_is_told_in_words(start, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(start.run), "event", full)
+    with pytest.raises(RunFolderError) as caught:
+        start("fail:11 vLLM did not start", "done")
+    assert "No space left on device" in str(caught.value) and "--resume" in str(caught.value.help)
+
+
+def test_a_worker_that_the_kernel_does_not_let_go_is_told(start, monkeypatch):
+    monkeypatch.setattr(supervise, "KILL_LIMIT_S", 0.2)
+    end_group = supervise._end_group
+    monkeypatch.setattr(supervise, "_end_group", lambda pid: None)
+    try:
+        with pytest.raises(supervise.RunFailed, match="does not end, even when killed"):
+            start("hang:", "done")
+    finally:
+        end_group(json.loads((start.run.path / "heartbeat").read_text())["pid"])
+
+
+def test_what_a_worker_printed_is_kept_without_what_is_private(start, monkeypatch):
+    home = os.path.expanduser("~")
+    (start.run.path / "worker.log").write_text("from the run before\n")
+    run = start(f"say:{home}/models with hf_abcdefghijklmnop", "done")
+    log = (run.path / "worker.log").read_text()
+    assert log.startswith("from the run before\n~/models with hf_...\n")
+
+
+def test_what_killed_processes_left_is_swept(start):
+    (start.run.path / ".run.json.123.part").write_text("{")
+    (start.run.path / ".adapter.part").mkdir()
+    run = start("done")
+    assert [f.name for f in run.path.glob(".*.part")] == [".adapter.part"]  # whoever saves an adapter removes it
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(5, "Input/output error"), ValueError("closed file")])
+def test_a_closed_terminal_ends_the_display_and_not_the_run(start, error):
+    class Closed:
+        def isatty(self):
+            return False
+
+        def write(self, text):
+            raise error
+
+        def flush(self):
+            raise error
+
+    run = start.run
+    run.heartbeat("rollout engine starting")
+    with progress.Progress(run, 3, Closed()) as display:
+        display.look()
+        display.say("fallback: one rung lower")
+
+
 PARENT = """
 import json, sys
 from pathlib import Path
@@ -148,7 +235,7 @@ def parent(folder, behaviour):
     return process
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_lets_the_worker_save_and_says_how_to_go_on(tmp_path, sent):
     process = parent(tmp_path / "run", "save:")
     process.send_signal(sent)

@@ -374,6 +374,19 @@ def test_kinds_of_errors() -> None:
     assert failure.kind_of(RuntimeError("device-side assert")) == "crash"
 
 
+def test_kinds_of_errors_of_the_disk(tmp_path: Path) -> None:
+    from safetensors import SafetensorError
+
+    full = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert failure.kind_of(full) == "disk"
+    assert failure.kind_of(OSError(122, "Disk quota exceeded")) == "disk"
+    assert failure.kind_of(OSError(27, "File too large")) == "disk"
+    assert failure.kind_of(OSError(12, "Cannot allocate memory")) == "oom"
+    locked = PermissionError(13, "Permission denied", str(tmp_path / "run.json"))
+    assert failure.kind_of(locked, tmp_path) == "disk"
+    assert failure.kind_of(locked, tmp_path / "other") == "crash"
+
+
 def test_through_accelerate_sigterm_saves_first(whole: Path, inputs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     long = recipe(inputs, steps=400, save_every=1000)
