@@ -1,6 +1,7 @@
-"""Signs of life in waits whose length nobody knows: a model that is downloaded, a checkpoint read from a slow disk.
+"""Signs of life where nobody knows how long it takes: long rollouts, a model that is downloaded or read from a slow disk.
 
-As long as bytes move, the process is not hung. Where nobody counts them (no /proc), the wait has a limit of its own.
+Work of our own ticks. In a wait inside others' code, the process is not hung as long as bytes move; where nobody counts them
+(no /proc), the wait has a limit of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,19 @@ LEAST_BYTES = 64 * 1024  # in one look; less is logs, and this look itself
 BLIND_LIMIT_S = 4 * 3600.0
 JOIN_LIMIT_S = 60.0
 _COUNTERS = Path("/proc/self/io")
+
+
+class Tick:
+    """To be called as often as one likes from work that gets on; renews the heartbeat every few seconds."""
+
+    def __init__(self, run: RunFolder, every: float = EVERY_S) -> None:
+        self.run, self.every, self._last = run, every, time.monotonic()
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now - self._last >= self.every:
+            self._last = now
+            self.run.beat()
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from grpo_portable.guards import NonFiniteGuard, StopSignal, first_not_finite
 from grpo_portable.plateau import Plateau
 from grpo_portable.progress import summary
 from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
+from grpo_portable.pulse import Tick
 from grpo_portable.recipe import Recipe
 from grpo_portable.rewards.advantages import group_advantages, total
 from grpo_portable.rewards.faults import FaultCounter, guarded
@@ -70,7 +71,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         self.faults = faults or FaultCounter()
 
         self.recipe, self.engine, self.run, self.stop, self.prompts = recipe, engine, run, stop, prompts
-        self.checkpoints = run.checkpoints
+        self.checkpoints, self._tick = run.checkpoints, Tick(run)
         texts = [prompts.text(q.question) for q in data.questions]
         self._ids_of = dict(zip(texts, data.prompts, strict=True))
         self._rows = [
@@ -218,6 +219,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         model.train()
+        self._tick()
         micro_batch = self._prepare_inputs(inputs)
         idle = self._is_idle(micro_batch)
         loss = self._idle_step() if idle else super().training_step(model, inputs, num_items_in_batch)

@@ -17,7 +17,7 @@ from grpo_portable.errors import DataError, EngineError, EngineUnsupported
 from grpo_portable.rollout import delta, fp8, fused, kv
 from grpo_portable.rollout.decoder import STEPS, Decoder, capacity_for
 from grpo_portable.rollout.family import read, unwrap
-from grpo_portable.rollout.protocol import Completion, Rollout, Sampling, TokenIds
+from grpo_portable.rollout.protocol import Completion, Rollout, Sampling, TokenIds, silent
 from grpo_portable.rollout.sampler import Drawing, drawing_of, uniform
 from grpo_portable.rollout.schedule import Schedule, plan, row_buckets
 from grpo_portable.rollout.stops import StopStrings
@@ -63,6 +63,7 @@ class PortableRollout:
                 f"an engine with rows={rows} and copy={copy!r} makes no sense", help=f"rows from 1, copy of {COPIES}"
             )
         self.tokenizer, self.rows, self.copy, self.dtype, self.fuse = tokenizer, rows, copy, dtype, fuse
+        self.tick = silent
         self._bind(policy)
         self.context = min(self.family.shape.context, max_context or self.family.shape.context)
         if self.keeper.kind == "fp8":
@@ -111,6 +112,7 @@ class PortableRollout:
             schedule = plan([len(p) for p in prompts], n, self.rows)
             while not schedule.done:
                 self._turn(decoder, weights, schedule, run)
+                self.tick()
         return run.completions()
 
     def _turn(self, decoder: Decoder, weights: Any, schedule: Schedule, run: _Run) -> None:

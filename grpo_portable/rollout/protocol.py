@@ -6,7 +6,7 @@ Torch-free: engines live in `portable.py`, `vllm.py` and `reference.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -54,6 +54,17 @@ class Rollout(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds; the policy is left as it was before the engine was made."""
+
+
+def silent() -> None:
+    """What `tick` is while nobody listens."""
+
+
+@runtime_checkable
+class Ticking(Protocol):
+    """An engine that calls `tick` every few tokens: a long rollout is no hang."""
+
+    tick: Callable[[], None]
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ Truncation is done by transformers' own processors, so the two share no sampling
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 from grpo_portable.errors import EngineError
 from grpo_portable.rollout.portable import check
-from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds
+from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent
 from grpo_portable.rollout.stops import StopStrings
 
 
@@ -25,6 +25,7 @@ class ReferenceRollout:
 
     def __init__(self, policy: Any, tokenizer: Any, *, rows: int, because: str | None = None) -> None:
         self.policy, self.tokenizer, self.rows, self.because = policy, tokenizer, rows, because
+        self.tick = silent
 
     def sync(self, policy: Any) -> None:
         self.policy = policy
@@ -53,7 +54,7 @@ class ReferenceRollout:
         pad = self._pad(sampling)
         ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-        recorder, drawn = _Recorder(_processors(sampling)), count if sampling.temperature > 0 else 1
+        recorder, drawn = _Recorder(_processors(sampling), self.tick), count if sampling.temperature > 0 else 1
         strings = StopStrings(sampling.stop_strings, self.tokenizer) if sampling.stop_strings else None
         out = model.generate(
             input_ids=ids,
@@ -87,13 +88,14 @@ class _Recorder:
     The token drawn from one call's scores is the last input of the next call, so only one step of scores is ever held.
     """
 
-    def __init__(self, processors: Sequence[Any]) -> None:
-        self.processors = processors
+    def __init__(self, processors: Sequence[Any], tick: Callable[[], None] = silent) -> None:
+        self.processors, self.tick = processors, tick
         self.logprobs: list[torch.Tensor] = []
         self._last: torch.Tensor | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.note(input_ids)
+        self.tick()
         scores = scores.float()
         for processor in self.processors:
             scores = processor(input_ids, scores)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tiny
 
 from grpo_portable import pulse
 from grpo_portable.recipe import Recipe
+from grpo_portable.rollout.protocol import Sampling, Ticking
 from grpo_portable.run import RunFolder, create
 
 
@@ -42,6 +47,30 @@ def test_where_nobody_counts_the_wait_has_a_limit(run: RunFolder, monkeypatch: p
     assert beats(run, lambda: None) >= 2
     monkeypatch.setattr(pulse, "BLIND_LIMIT_S", 0.0)
     assert beats(run, lambda: None) == 0
+
+
+@pytest.mark.parametrize("engine", ["portable", "reference"])
+def test_an_engine_tells_that_it_is_writing(engine: str) -> None:
+    made = tiny.model()
+    opened = importlib.import_module(f"grpo_portable.rollout.{engine}")
+    rollout: Any = (opened.PortableRollout if engine == "portable" else opened.ReferenceRollout)(
+        made, tiny.tokenizer(), rows=2
+    )
+    assert isinstance(rollout, Ticking)
+    ticks = []
+    rollout.tick = lambda: ticks.append(1)
+    rollout.generate([[10, 11], [12]], 2, Sampling(max_tokens=40, seed=1))
+    assert len(ticks) >= 10
+
+
+def test_a_tick_renews_the_heartbeat_now_and_then(run: RunFolder) -> None:
+    before, tick = run.heartbeat_file.stat().st_mtime_ns, pulse.Tick(run, every=0.2)
+    tick()
+    assert run.heartbeat_file.stat().st_mtime_ns == before
+    time.sleep(0.25)
+    tick()
+    assert run.heartbeat_file.stat().st_mtime_ns > before
+    assert json.loads(run.heartbeat_file.read_text())["doing"] == "loading a model"
 
 
 def test_a_heartbeat_that_cannot_be_renewed_ends_nothing(run: RunFolder) -> None:
