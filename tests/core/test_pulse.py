@@ -56,7 +56,8 @@ def test_an_engine_tells_that_it_is_writing(engine: str) -> None:
     rollout: Any = (opened.PortableRollout if engine == "portable" else opened.ReferenceRollout)(
         made, tiny.tokenizer(), rows=2
     )
-    assert isinstance(rollout, Ticking)
+    ticks_at_all = isinstance(rollout, Ticking)
+    assert ticks_at_all
     ticks = []
     rollout.tick = lambda: ticks.append(1)
     rollout.generate([[10, 11], [12]], 2, Sampling(max_tokens=40, seed=1))

@@ -37,7 +37,9 @@ from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import vllm
 from grpo_portable.run import RunFolder, read_lines
 
+HERE = Path(__file__).parent
 CLOCK = ("seconds", "step_s", "rollout_s", "update_s", "tokens_per_s", "memory_gib")
+NO_FAULT = "-"
 RUNGS = ("bf16-vllm", "bf16-hf", "cpu")
 LIMITS = supervise.Limits(start_s=60, silence_s=60, stop_s=20)
 
@@ -177,16 +179,27 @@ def supervised(
     every_time: bool = False,
     limits: supervise.Limits = LIMITS,
     watched: Watched | None = None,
+    launched: str | None = None,
     **options: Any,
 ) -> Watched:
-    """Bring a run to its end under the real supervisor; the fault is in its first worker only, or in every one."""
+    """Bring a run to its end under the real supervisor; the fault is in its first worker only, or in every one.
+
+    `launched`: the fault's name, for workers that accelerate launches instead of ones that are forked.
+    """
     seen = watched or Watched(made)
-    one_worker, starts = supervise._one_worker, [0]
+    one_worker, start_it, command, starts = supervise._one_worker, supervise._start, supervise.worker_command, [0]
     seen.told = None
 
     def start(made: RunFolder, rung: ladder.Rung, processes: int, log: Path) -> Any:
         starts[0] += 1
         faulty = put_in is not None and (every_time or starts[0] == 1)
+        if launched is not None:
+            *launch, _, folder = command(made, rung, processes)
+            words = [*launch, "faulty_worker", folder, launched if faulty else NO_FAULT]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(supervise, "worker_command", lambda *_: words)
+                patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (HERE, HERE.parent, HERE.parents[1]))))
+                return start_it(made, rung, processes, log)
         return Forked(made.path, rung, log, put_in if faulty and put_in else lambda folder: None)
 
     def noted(*arguments: Any) -> ladder.Ending:

@@ -558,6 +558,33 @@ def page_rows() -> dict[str, str]:
     return {line.split(" | ")[0].removeprefix("| "): line for line in table.splitlines()}
 
 
+LAUNCHED = "vLLM's engine dies in a rollout"  # one in every run of the tests, the others with --slow
+NOT_LAUNCHED = ("the disk is full", "vLLM hangs at its start", "a worker hangs")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == LAUNCHED else [pytest.mark.slow])
+        for name in FAULTS
+        if name not in NOT_LAUNCHED
+    ],
+)
+def test_a_fault_in_a_worker_that_accelerate_launches(name: str, inputs: Path, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    made = new_run(tmp_path / "run", made_recipe(inputs, fault))
+    limits = replace(fault.limits, start_s=300, silence_s=120)
+    seen = supervised(made, fault.put_in, every_time=fault.always, limits=limits, launched=name)
+    if fault.stops:
+        assert seen.told is not None
+        fault.repair(made)
+        supervised(made, watched=seen, limits=limits, launched=name)
+    assert seen.told is None, f"{seen.told}\n{seen.log}"
+    assert tuple(ending.kind for ending in seen.endings) == (*fault.kinds, "done"), seen.log
+    assert lost(made) == []
+    assert seen.steps_made_again == fault.again, seen.log
+
+
 # --- faults around the workers
 
 
