@@ -56,7 +56,7 @@ def settle(
         )
     settled = replace(recipe, path=path, eval_data=recipe.data if recipe.eval_data == "auto" else recipe.eval_data)
     ledger = ledger_of(path)
-    settled = _sizes(settled, ledger, reasons)
+    settled = _sizes(settled, diagnosis, ledger, reasons)
     check(settled, "the settled recipe")
     return Settled(settled, tuple(reasons), ledger)
 
@@ -146,7 +146,17 @@ def _unfit(recipe: Recipe, diagnosis: Diagnosis, path: str) -> str | None:
     return float16_refusal(recipe.model) if path in FLOAT16_PATHS or old_card else None
 
 
-def _sizes(recipe: Recipe, ledger: memory.Settled | None, reasons: list[str]) -> Recipe:
+def _no_8_bit_states(recipe: Recipe, diagnosis: Diagnosis) -> str | None:
+    """Why the 8-bit optimizer a recipe asks for cannot be had here, None when it can or is not asked for."""
+    if recipe.optimizer != "adamw_8bit":
+        return None
+    if recipe.path == "cpu":
+        return "bitsandbytes' 8-bit ones are for GPUs"
+    wall = next((w for w in diagnosis.walls if w.code in ("BNB-ABSENT", "BNB-FAILED")), None)
+    return wall.fact if wall else None
+
+
+def _sizes(recipe: Recipe, diagnosis: Diagnosis, ledger: memory.Settled | None, reasons: list[str]) -> Recipe:
     """Micro-batch, rows and checkpointing: the ledger's where it knows the model, small and safe where it does not."""
     completions = recipe.prompts_per_step * recipe.group_size
     changes: dict[str, int | bool | str] = {}
@@ -158,10 +168,11 @@ def _sizes(recipe: Recipe, ledger: memory.Settled | None, reasons: list[str]) ->
         changes["rollout_rows"] = max(1, ledger.rollout_rows if ledger else min(UNKNOWN_ROWS, completions))
     if recipe.gradient_checkpointing == "auto":
         changes["gradient_checkpointing"] = ledger.checkpointing if ledger else recipe.path != "cpu"
-    if recipe.optimizer == "auto" or (recipe.optimizer == "adamw_8bit" and recipe.path == "cpu"):
+    no_8_bit = _no_8_bit_states(recipe, diagnosis)
+    if recipe.optimizer == "auto" or no_8_bit:
         changes["optimizer"] = "adamw"
-        if recipe.optimizer != "auto":
-            reasons.append("the optimizer keeps 32-bit states: bitsandbytes' 8-bit ones are for GPUs")
+    if no_8_bit:
+        reasons.append(f"the optimizer keeps 32-bit states: {no_8_bit}")
     return replace(recipe, **changes)  # type: ignore[arg-type]
 
 

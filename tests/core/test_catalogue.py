@@ -160,6 +160,15 @@ def test_8_bit_states_stay_off_the_cpu() -> None:
     assert any("8-bit" in reason for reason in settled.reasons)
 
 
+def test_8_bit_states_need_bitsandbytes() -> None:
+    facts = card("NVIDIA A100-SXM4-80GB", "8.0", 80.0, bitsandbytes="absent")
+    settled, _ = planning.plan(recipe_of("dapo-llama-3.2-1b-fp8"), facts, auto=True)
+    assert (settled.recipe.path, settled.recipe.optimizer) == ("bf16-hf", "adamw")
+    assert any("32-bit states: bitsandbytes is not installed" in reason for reason in settled.reasons)
+    with_it = card("NVIDIA A100-SXM4-80GB", "8.0", 80.0)
+    assert planning.plan(recipe_of("dapo-llama-3.2-1b-fp8"), with_it, auto=True)[0].recipe.optimizer == "adamw_8bit"
+
+
 def test_a_recipe_without_a_model_asks_for_one() -> None:
     with pytest.raises(RecipeError) as told:
         planning.plan(load(catalogue.find("gsm8k-base")), MACHINES["ref-h100-complete"], auto=True)
