@@ -95,6 +95,6 @@ class StopSignal:
             self._deferred = before
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.wanted = True
-        if not self._deferred:
+        first, self.wanted = not self.wanted, True
+        if first and not self._deferred:  # a second one must not cut the saving in two that the first one asked for
             raise KeyboardInterrupt

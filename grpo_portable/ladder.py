@@ -105,6 +105,8 @@ def next_step(rung: Rung, ending: Ending, rungs: Sequence[str], retries: int, fi
     first = first or rung
     if ending.kind in ("user", "reward", "disk", "interrupted", "done"):
         return Step(None, f"{ending.kind}: a lower path would not change it")
+    if ending.kind == "hang" and ending.phase.startswith("rewards"):
+        return Step(None, "a reward does not return: a lower path would not change it")
     if ending.kind == "import" and not rung.path.endswith("-vllm"):
         return Step(None, "a package the lower paths need as well cannot be imported")
     if ending.kind == "oom":

@@ -91,7 +91,7 @@ class Progress:
         """Steps have their own lines; of what only counts up, a line every few seconds is enough."""
         phase, counts = re.sub(r"\d+", "", doing), bool(re.search(r"\d", doing))
         old = phase == self._phase and counts and time.monotonic() - self._told < QUIET_S
-        if doing.startswith(("rollout of", "update of")) or old:
+        if doing.startswith(("rollout of", "rewards of", "update of")) or old:
             return False
         self._phase, self._told = phase, time.monotonic()
         return True

@@ -178,10 +178,12 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         """(N, number of rewards). A sample for which any reward has no number is left out of its group: its row is NaN."""
         tokenizer, stop_ids = self.prompts.tokenizer, self.prompts.stop_ids
         texts = [completion_text(tokenizer, ids, stop_ids) for ids in completion_ids_list]
-        rewards = super()._calculate_rewards(inputs, prompts, texts, completion_ids_list)
         step = self.state.global_step + 1
+        self.run.heartbeat(f"rewards of step {step}")
+        rewards = super()._calculate_rewards(inputs, prompts, texts, completion_ids_list)
         for told in self.faults.end_step(len(texts)):
             self.run.event("reward", f"step {step}: {told}; these completions were left out of their groups", step=step)
+        self.run.heartbeat(f"update of step {step}")
         rewards[rewards.isnan().any(dim=1)] = torch.nan
         self._rewards = rewards.tolist()
         return rewards

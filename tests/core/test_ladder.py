@@ -63,6 +63,11 @@ def test_a_broken_import_is_not_tried_on_every_rung():
     assert next_step(TOP, ending, OPEN, 0).rung.path == "bf16-vllm"
 
 
+def test_a_reward_that_hangs_is_not_run_on_every_rung():
+    assert next_step(TOP, Ending("hang", "rewards of step 7", "no sign of life"), OPEN, 0).rung is None
+    assert next_step(TOP, Ending("hang", "rollout of step 7", "no sign of life"), OPEN, 0).rung.path == "bf16-vllm"
+
+
 def test_a_hang_is_a_hang_whatever_the_exit_code():
     assert classify(-9, {}, "", "starting vLLM", hung=True).kind == "hang"
 

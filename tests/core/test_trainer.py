@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -543,6 +545,19 @@ def test_a_stop_in_a_rollout_drops_the_step_and_saves_the_one_before(tmp_path: P
     resumed = training.resume(tmp_path / "part", steps=5, save_every=100)
     assert same(training.weights(whole), training.weights(resumed))
     assert metrics(whole) == metrics(resumed)
+
+
+def test_a_second_stop_does_not_cut_the_saving_that_the_first_one_asked_for() -> None:
+    stop, saved = StopSignal(), False
+    with stop.installed():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            pytest.fail("the first stop ends what can be repeated")
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+            saved = True
+    assert saved and stop.wanted
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(tmp_path: Path) -> None:

@@ -193,18 +193,22 @@ def nan_gradient(*steps: int, path: str = "cpu") -> Callable[[Path], None]:
     return put_in
 
 
-def reward_raises(folder: Path) -> None:
+def in_the_reward(do: Callable[..., None]) -> Callable[[Path], None]:
     """From the fourth step on."""
-    calls, digits = [0], tiny.digits
 
-    @functools.wraps(digits)
-    def broken(completions: list[str], **options: Any) -> list[float]:
-        calls[0] += len(completions) > 1
-        if calls[0] > 3:
-            raise KeyError("answer")
-        return digits(completions, **options)
+    def put_in(folder: Path) -> None:
+        calls, digits = [0], tiny.digits
 
-    tiny.digits = broken
+        @functools.wraps(digits)
+        def faulty_digits(completions: list[str], **options: Any) -> list[float]:
+            calls[0] += len(completions) > 1
+            if calls[0] > 3:
+                do()
+            return digits(completions, **options)
+
+        tiny.digits = faulty_digits
+
+    return put_in
 
 
 def nothing_is_written(folder: Path) -> None:
@@ -340,7 +344,12 @@ FAULTS: dict[str, Fault] = {
     "a reward is NaN for one completion": Fault(
         changes={"prompts_per_step": 5, "rewards": ("faulty:one_is_nan",)}, says="left out of their groups"
     ),
-    "a reward raises": Fault(reward_raises, ("reward",), stops=True, same="bits", says="KeyError"),
+    "a reward raises": Fault(
+        in_the_reward(throw(KeyError("answer"))), ("reward",), stops=True, same="bits", says="KeyError"
+    ),
+    "a reward hangs": Fault(
+        in_the_reward(hangs), ("hang",), stops=True, again=1, same="bits", says="does not return", limits=SILENT
+    ),
     "completions are empty": Fault(nothing_is_written),
     "all rewards are equal": Fault(changes={"rewards": ("faulty:same",)}),
     "SIGKILL while the base is evaluated": Fault(killed(evaluate, "append_line", 6), ("killed",), same="bits"),
@@ -454,6 +463,7 @@ def test_a_fault_loses_nothing(
         if fault.stops:
             assert stopped is not None, seen.log
             fault.repair(made)
+            faulty.until_free(made)
             supervised(made, watched=seen)
         assert seen.told is None, f"{seen.told}\n{seen.log}"
         assert tuple(ending.kind for ending in seen.endings) == (*fault.kinds, "done"), seen.log
@@ -559,7 +569,7 @@ def page_rows() -> dict[str, str]:
 
 
 LAUNCHED = "vLLM's engine dies in a rollout"  # one in every run of the tests, the others with --slow
-NOT_LAUNCHED = ("the disk is full", "vLLM hangs at its start", "a worker hangs")
+NOT_LAUNCHED = ("the disk is full", "vLLM hangs at its start", "a worker hangs", "a reward hangs")
 
 
 @pytest.mark.parametrize(

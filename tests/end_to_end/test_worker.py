@@ -333,7 +333,7 @@ def poisoned() -> None:
         ({"lora_targets": "q_projection"}, None, "user", "does not fit", "loading"),
         ({"max_prompt_tokens": 2}, None, "user", "longer than max_prompt_tokens", "loading"),
         ({"eval_split": "train"}, None, "user", "also stand in the training data", "reading"),
-        ({"rewards": ("tiny:nothing",)}, None, "reward", "could not be scored", "update of step 1"),
+        ({"rewards": ("tiny:nothing",)}, None, "reward", "could not be scored", "rewards of step 1"),
         (
             {},
             breaking(worker, "open_engine", RuntimeError("CUDA out of memory. Tried")),
