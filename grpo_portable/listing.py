@@ -104,4 +104,4 @@ def _measured(entry: catalogue.Entry, path: str) -> str | None:
     if path != "cpu":
         return None
     line = next((line for line in catalogue.header(entry.file) if line.startswith(MEASURED)), None)
-    return line.removeprefix(MEASURED).strip().rstrip(".") if line else None
+    return line.removeprefix(MEASURED).partition("(")[0].strip().rstrip(".") if line else None

@@ -191,6 +191,13 @@ def test_the_list_says_yes_or_no_with_path_time_and_why() -> None:
     assert max(map(len, text.splitlines())) <= listing.WIDTH
 
 
+def test_a_time_on_the_cpu_is_one_that_was_measured() -> None:
+    laptop = Facts(host=Host(platform="linux", ram_gib=16.0), gpus=(), packages={"torch": "2.13.0+cpu"})
+    found = {row.name: row for row in listing.rows(laptop, unserved)}
+    assert found["arithmetic-embedded"].time == "about 1 min on two CPU cores"
+    assert found["gsm8k-smollm2-135m-cpu"].time is None
+
+
 def test_the_list_survives_a_machine_nobody_looked_at() -> None:
     rows = listing.rows(Facts(), unserved)
     assert len(rows) == len(NAMES)
