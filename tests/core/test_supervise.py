@@ -207,7 +207,8 @@ def test_a_closed_terminal_ends_the_display_and_not_the_run(start, error):
 
 
 PARENT = """
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
 from pathlib import Path
 from grpo_portable import supervise
 from grpo_portable.recipe import Recipe

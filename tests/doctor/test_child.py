@@ -81,7 +81,8 @@ def test_grandchildren_die_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_children_end_with_the_doctor(tmp_path: Path, how: signal.Signals) -> None:
     pid_file = tmp_path / "pid"
-    code = f"from doctor import child; child.run_all({{'broken_trials:hangs_in_sight': ({str(pid_file)!r},)}}, timeout_s=60)"
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in a shell's background job
+    code += f"from doctor import child; child.run_all({{'broken_trials:hangs_in_sight': ({str(pid_file)!r},)}}, timeout_s=60)"
     doctor = subprocess.Popen(
         [sys.executable, "-c", code], cwd=Path(child.__file__).parents[1], stderr=subprocess.DEVNULL
     )
