@@ -70,7 +70,39 @@ def ledger_of(recipe: Recipe, diagnosis: Diagnosis, path: str) -> memory.Settled
     facts, chosen = diagnosis.facts, diagnosis.plan.gpus
     card = next((g for g in facts.gpus or () if path != "cpu" and (not chosen or g.index == chosen[0])), None)
     have = facts.host.ram_gib if path == "cpu" else card_memory(facts, card)[0] if card else None
-    return memory.settle(shape, path, have, **sizes(recipe))
+    return _as_pinned(recipe, shape, memory.settle(shape, path, have, **sizes(recipe)))
+
+
+def _as_pinned(recipe: Recipe, shape: Shape, free: memory.Settled) -> memory.Settled:
+    """The ledger with the sizes that the recipe fixes in place of those that memory would allow."""
+    fixed: dict[str, Any] = {}
+    for name, value in (("micro_batch", recipe.micro_batch), ("rollout_rows", recipe.rollout_rows)):
+        if value != "auto":
+            fixed[name] = int(value)
+    if recipe.gradient_checkpointing != "auto":
+        fixed["checkpointing"] = bool(recipe.gradient_checkpointing)
+    if not fixed:
+        return free
+    setting = replace(free.setting, **fixed)
+    parts = memory.ledger(shape, setting)
+    need = sum(parts.values())
+    fits = None if free.have_gib is None else need <= free.have_gib
+    reason = free.reason
+    if fits is False and free.fits:
+        told = ", ".join(f"{name} {value}" for name, value in fixed.items())
+        reason = f"{need:.1f} GiB are needed with the recipe's {told}, and {free.have_gib:.1f} GiB are free"
+    return replace(
+        free,
+        need_gib=need,
+        ledger=parts,
+        micro_batch=setting.micro_batch,
+        rollout_rows=setting.rollout_rows,
+        checkpointing=setting.checkpointing,
+        fits=fits,
+        reason=reason,
+        phase=memory.phase(shape, setting),
+        setting=setting,
+    )
 
 
 def step_seconds(settled: Settled, diagnosis: Diagnosis) -> speed.StepEstimate | None:

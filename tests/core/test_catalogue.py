@@ -169,6 +169,27 @@ def test_8_bit_states_need_bitsandbytes() -> None:
     assert planning.plan(recipe_of("dapo-llama-3.2-1b-fp8"), with_it, auto=True)[0].recipe.optimizer == "adamw_8bit"
 
 
+def test_sizes_the_recipe_fixes_are_those_of_the_ledger() -> None:
+    facts = card("NVIDIA GeForce RTX 4090", "8.9", 24.0)
+    free, _ = planning.plan(recipe_of("gsm8k-qwen3-1.7b"), facts, auto=True)
+    fixed, _ = planning.plan(
+        replace(recipe_of("gsm8k-qwen3-1.7b"), micro_batch=2, rollout_rows=16, gradient_checkpointing=True),
+        facts,
+        auto=True,
+    )
+    assert free.ledger is not None
+    assert fixed.ledger is not None
+    assert (fixed.ledger.micro_batch, fixed.ledger.rollout_rows, fixed.recipe.micro_batch) == (2, 16, 2)
+    assert fixed.ledger.need_gib < free.ledger.need_gib
+    assert sum(fixed.ledger.ledger.values()) == pytest.approx(fixed.ledger.need_gib)
+    large, _ = planning.plan(
+        replace(recipe_of("gsm8k-qwen3-1.7b"), micro_batch=64, gradient_checkpointing=False), facts, auto=True
+    )
+    assert large.ledger is not None
+    assert large.ledger.fits is False
+    assert "micro_batch 64" in large.ledger.reason
+
+
 def test_a_recipe_without_a_model_asks_for_one() -> None:
     with pytest.raises(RecipeError) as told:
         planning.plan(load(catalogue.find("gsm8k-base")), MACHINES["ref-h100-complete"], auto=True)
