@@ -290,7 +290,7 @@ def killed(owner: Any, name: str, number: int) -> Callable[[Path], None]:
 
 
 TAUGHT = {"bootstrap_epochs": 2.0, "bootstrap_batch": 4, "bootstrap_learning_rate": 2e-2, "max_completion_tokens": 24}
-SILENT = replace(faulty.LIMITS, silence_s=5.0, stop_s=0.5)
+SILENT = replace(faulty.LIMITS, silence_s=8.0, stop_s=0.5)
 
 
 def of_vllm(put_in: Callable[[Path], None], says: str, **changes: Any) -> Fault:
@@ -620,18 +620,20 @@ def test_the_end_of_a_job_is_a_step_that_is_saved(
 ) -> None:
     name = "the job is ended (SIGTERM)"
     made = new_run(tmp_path / "run", made_recipe(inputs, Fault()))
-    slow = lambda folder: in_step(3, trainer.GrpoTrainer, "_sampling", lambda *_: time.sleep(2))  # noqa: E731
-    with faulty.supervising(made, slow) as supervisor:
+    slow = lambda folder: in_step(4, trainer.GrpoTrainer, "_sampling", lambda *_: time.sleep(9))  # noqa: E731
+    with faulty.supervising(made, slow, steps=3) as supervisor:
         os.kill(supervisor, signal.SIGTERM)
     faulty.until_free(made)
     assert [e["kind"] for e in read_lines(made.events_file)] == ["interrupted"]
+    saved = checkpoint.newest(made.checkpoints)
+    assert saved is not None and saved.step == 3  # no multiple of save_every
     seen = supervised(made)
     assert seen.told is None and lost(made) == []
     check_same(made, undisturbed(Fault()), "bits")
     again = seen.steps_made_again
     assert again == 0
     what = "the worker saves and goes; so with Ctrl-C and a closed terminal"
-    on_the_page(name, f"| {name} | {what} | `--resume`, from step 2 | {again} | nothing; the same bits |")
+    on_the_page(name, f"| {name} | {what} | `--resume`, from step 3 | {again} | nothing; the same bits |")
 
 
 def of_hub(hub: faulty.Hub, tmp_path: Path, put_in: Callable[[Path], None]) -> Callable[[Path], None]:
