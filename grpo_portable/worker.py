@@ -148,7 +148,7 @@ def _with_answer_room(run: RunFolder, recipe: Recipe, fitted: prompts.Fitted) ->
             run,
             "data",
             f"answers have room for {room} tokens only: with less than {prompts.LITTLE_ROOM:,} many are cut off and their "
-            "rewards are equal and bad; raise context_tokens or lower prompt_percentile",
+            "rewards are equal and bad; raise context_tokens and max_completion_tokens, or lower prompt_percentile",
         )
     if room != recipe.max_completion_tokens and here().is_main:
         run.settle(max_completion_tokens=room)
