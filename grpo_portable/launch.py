@@ -69,7 +69,8 @@ def resume(out: Path | None, *, fallback: bool) -> None:
     folder = run_folder.open_run(out or _newest(trains=True))
     _need_training_stack()
     print(f"run folder: {folder.path}\n", flush=True)
-    folder.event("resume", "the run goes on")
+    with supervise.folder_errors(folder):
+        folder.event("resume", "the run goes on")
     finish(folder, fallback=fallback)
 
 
@@ -181,8 +182,9 @@ def finish(folder: run_folder.RunFolder, *, fallback: bool) -> None:
     from grpo_portable import report, scoring
 
     supervise.supervise(folder, fallback=fallback)
-    scoring.score_run(folder)
-    file = report.write_report(folder)
+    with supervise.folder_errors(folder):
+        scoring.score_run(folder)
+        file = report.write_report(folder)
     print(report.verdict(folder))
     print(f"report: {file}")
 
@@ -216,9 +218,10 @@ def _new_folder(prepared: Prepared, out: Path | None) -> run_folder.RunFolder:
         "Run it again with: grpo-portable train recipe.yaml"
     )
     folder = run_folder.create(path, prepared.settled.recipe, header)
-    folder.write_json("facts.json", facts_to_json(prepared.diagnosis.facts))
-    folder.write_json("plan.json", _answer(prepared))
-    folder.write_json("run.json", {"schema": run_folder.SCHEMA, "recipe": prepared.name, "command": _command()})
+    with supervise.folder_errors(folder):
+        folder.write_json("facts.json", facts_to_json(prepared.diagnosis.facts))
+        folder.write_json("plan.json", _answer(prepared))
+        folder.write_json("run.json", {"schema": run_folder.SCHEMA, "recipe": prepared.name, "command": _command()})
     return folder
 
 

@@ -6,10 +6,12 @@ Between the optimizer's step and the end of a step, weights and step number do n
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from grpo_portable import checkpoint, policy
@@ -51,6 +53,9 @@ class Saving:
         step = self.state.global_step
         if not self.accelerator.is_main_process or self._weights_move or not step or not self._may_go_on_from(step):
             return
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # where memory ran out, looking at the weights must not do so again
         newest = checkpoint.newest(self.checkpoints)
         if newest is None or newest.step < step:
             self.save_now()

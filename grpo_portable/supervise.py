@@ -48,7 +48,7 @@ class Limits:
 
 def supervise(run: RunFolder, *, fallback: bool = True, processes: int = 1, limits: Limits | None = None) -> None:
     """Bring the run to its end, down the ladder if need be. Raises what the user must know; the run folder stays resumable."""
-    with _folder_errors(run), _alone(run), _terminated_is_interrupted():
+    with folder_errors(run), _alone(run), _terminated_is_interrupted():
         for left in run.path.glob(".*.part"):  # of processes that were killed while they wrote
             left.unlink() if left.is_file() else None
         _climb_down(run, fallback, processes, limits or Limits())
@@ -271,8 +271,8 @@ def _terminated_is_interrupted() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _folder_errors(run: RunFolder) -> Iterator[None]:
-    """What this process itself cannot write or read is told in words, with the way on."""
+def folder_errors(run: RunFolder) -> Iterator[None]:
+    """Inside, what cannot be read or written of the run becomes a RunFolderError with the way on."""
     try:
         yield
     except OSError as error:
