@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,6 @@ from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Rollout, Sampling
 from grpo_portable.worked import working
-
-SAVE_S = 60.0  # between two checkpoints; a step takes a fraction of a second
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,6 @@ def bootstrap(
 
     class Listener(TrainerCallback):
         share: float | None = None
-        saved_at = time.monotonic()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "loss" in logs:
@@ -145,8 +141,7 @@ def bootstrap(
             if probe is not None and state.global_step % recipe.bootstrap_probe_every == 0:
                 self.share = probe(state.global_step)
                 control.should_training_stop |= self.share >= recipe.bootstrap_format_share
-            if time.monotonic() - self.saved_at > SAVE_S:
-                control.should_save, self.saved_at = True, time.monotonic()
+            control.should_save |= trainer.overdue()
 
     batch = min(recipe.bootstrap_batch, len(examples))
     micro_batch = max(d for d in range(1, min(int(recipe.micro_batch), batch) + 1) if batch % d == 0)

@@ -114,7 +114,7 @@ def next_step(rung: Rung, ending: Ending, rungs: Sequence[str], retries: int, fi
         if smaller is not None:
             return Step(smaller, f"out of memory while {ending.phase}: {_change(rung, smaller)}, groups stay whole")
     if ending.kind in ("killed", "crash", "hang") and retries == 0 and not rung.path.endswith("-vllm"):
-        return Step(rung, f"{_ENDED[ending.kind]}; one more try on the same path, from the last checkpoint")
+        return Step(rung, f"{_ENDED[ending.kind]}; one more try on the same path")
     below = _below(rung.path, rungs)
     if below is None:
         return Step(None, f"no path is open below {rung.path}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from transformers import TrainerCallback
 
 from grpo_portable import checkpoint, policy
 from grpo_portable.guards import require_finite
+
+OVERDUE_S = 300.0  # what a killed worker may cost at most, where a step takes less
 
 
 class Saving:
@@ -29,12 +32,18 @@ class Saving:
     accelerator: Any
     _resumed: checkpoint.Checkpoint | None = None
     _weights_move = False
+    _saved_at = 0.0
+
+    def overdue(self) -> bool:
+        """Whether the last checkpoint is so old that one should be written whatever the step."""
+        return time.monotonic() - self._saved_at > OVERDUE_S
 
     def save_now(self) -> checkpoint.Checkpoint:
         """Write a checkpoint of the step that was finished last. NonFiniteError rather than one with a bad number in it."""
         weights = {name: p.detach() for name, p in policy.trainable(self.model).items()}
         require_finite(weights.items(), f"the checkpoint of step {self.state.global_step}")
         scaler = self.accelerator.scaler
+        self._saved_at = time.monotonic()
         return checkpoint.write(
             self.checkpoints,
             self.state.global_step,
@@ -105,10 +114,13 @@ class Saving:
 
 
 class UpdateMark(TrainerCallback):
-    """Tells a `Saving` trainer while an update is being made."""
+    """Tells a `Saving` trainer when training begins, and while an update is being made."""
 
     def __init__(self, trainer: Saving) -> None:
         self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer._saved_at = time.monotonic()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer._weights_move = True

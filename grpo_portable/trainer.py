@@ -342,7 +342,9 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
 
 
 class _StepCallback(TrainerCallback):
-    """When to save: every `save_every` steps and at a wish to stop, but only between two rollouts: a half-used one is lost."""
+    """When to save: every `save_every` steps, after minutes, and at a wish to stop; but only between two rollouts: a half-used
+    one is lost.
+    """
 
     def __init__(self, trainer: GrpoTrainer) -> None:
         self.trainer = trainer
@@ -359,7 +361,8 @@ class _StepCallback(TrainerCallback):
         between = state.global_step % recipe.num_iterations == 0
         since = state.global_step // recipe.num_iterations % max(1, recipe.save_every // recipe.num_iterations)
         last = state.global_step >= recipe.steps
-        if last or (between and (stopping or (since == 0 and good))):
+        due = since == 0 or self.trainer.overdue()
+        if last or (between and (stopping or (due and good))):
             control.should_save = True
         if stopping:
             control.should_training_stop = True

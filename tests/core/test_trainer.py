@@ -452,6 +452,14 @@ def test_three_in_a_row_end_the_run_and_leave_a_clean_checkpoint(tmp_path: Path)
     assert all(w.isfinite().all() for w in saved.weights().values())
 
 
+def test_slow_steps_are_saved_after_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, saved = training.make(tmp_path, steps=5, save_every=100), []
+    monkeypatch.setattr(made, "save_now", lambda: saved.append(made.state.global_step))
+    monkeypatch.setattr(made, "overdue", lambda: made.state.global_step == 3)
+    made.train()
+    assert saved == [3, 5]
+
+
 def test_a_bad_weight_is_never_saved(tmp_path: Path) -> None:
     made = training.make(tmp_path, steps=1)
     made.train()

@@ -30,7 +30,6 @@ import torch
 from faulty import Watched, at_call, kill, lost, new_run, outcome, recipe, supervised, throw
 
 from grpo_portable import (
-    bootstrap,
     checkpoint,
     engines,
     evaluate,
@@ -38,6 +37,7 @@ from grpo_portable import (
     report_paths,
     report_setting,
     run,
+    saving,
     supervise,
     trainer,
     worker,
@@ -281,7 +281,7 @@ def hangs(*_: Any, **__: Any) -> None:
 def killed_in_the_bootstrap(folder: Path) -> None:
     from transformers import Trainer
 
-    bootstrap.SAVE_S = 0.0
+    saving.OVERDUE_S = 0.0
     at_call(Trainer, "training_step", 10, kill())
 
 
