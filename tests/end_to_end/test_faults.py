@@ -546,6 +546,7 @@ def tidy(text: str) -> str:
     for varies, instead in (
         (r"\b\d+\.\d+ nats\b", "... nats"),
         (r"starting, \d+ s$", "starting"),
+        (r" in [\w.]*test_faults\.", " in test_faults."),
         (r", line \d+$", ""),
         (r"\.\d+\.part", ".part"),
     ):
