@@ -135,12 +135,15 @@ class _Reader:
             return f"column `{self.question_column}` is empty"
         if answer is None or (isinstance(answer, str) and not answer.strip()):
             return f"column `{self.answer_column}` is empty"
+        working = _text(_pick(row, self.working_column)) if self.working_column else ""
+        torn = {self.question_column: text, self.answer_column: str(answer), self.working_column: working}
+        if column := next((name for name, value in torn.items() if _torn(value)), None):
+            return f"column `{column}` holds half a character (a lone surrogate)"
         gold = parse_gold(answer, self.style) or (expression(answer) if self.symbolic else None)
         if gold is None:
             return f"gold answer {_shortened(str(answer))!r} cannot be read" + (
                 "" if self.symbolic else " as a number (the reward symbolic_correctness compares expressions)"
             )
-        working = _text(_pick(row, self.working_column)) if self.working_column else ""
         return Question(f"{split}-{number}", problem(text, self.known), gold, str(answer), working)
 
 
@@ -164,6 +167,15 @@ def _in_order(rows: Rows, limit: int, seed: int) -> Iterator[tuple[int, Any]]:
         random.Random(f"questions {seed}").shuffle(order)
     for index in order:
         yield index, rows[index]
+
+
+def _torn(text: str) -> bool:
+    """Whether the text cannot be written as UTF-8: JSON escapes may hold one half of a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _shortened(text: str, limit: int = 60) -> str:

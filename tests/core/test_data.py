@@ -56,6 +56,20 @@ def test_every_file_format_gives_the_same_questions(tmp_path: Path) -> None:
         assert (loaded.skipped, loaded.total) == ((), 3)
 
 
+def test_half_a_character_makes_a_row_faulty_and_names_its_column(tmp_path: Path) -> None:
+    torn = [
+        {"question": "Two and \ud83d two?", "answer": "4"},
+        {"question": "Two and two?", "answer": "4 \udc00"},
+        {"question": "Whole: \U0001f600?", "answer": "5"},  # both halves of a pair are a character
+        {"question": "And one?", "answer": "5", "rationale": "so \ud800"},
+    ]
+    loaded = load_questions(str(jsonl(tmp_path / "torn.jsonl", torn)))
+    assert [q.question for q in loaded.questions] == ["Whole: \U0001f600?"]
+    told = {number: reason.split("`")[1] for number, reason in loaded.skipped}
+    assert told == {1: "question", 2: "answer", 4: "rationale"}
+    assert all("surrogate" in reason for _, reason in loaded.skipped)
+
+
 def test_a_folder_holds_one_file_a_split(tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", ROWS[:2])
     jsonl(tmp_path / "test.jsonl", ROWS[2:])
