@@ -90,7 +90,9 @@ def score(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     from grpo_portable import run as run_folder
     from grpo_portable import scoring
 
-    typer.echo(json.dumps(scoring.score_run(run_folder.open_run(run)), indent=1, ensure_ascii=False))
+    folder = run_folder.open_run(run)
+    scoring.require_answers(folder)
+    typer.echo(json.dumps(scoring.score_run(folder), indent=1, ensure_ascii=False))
 
 
 @app.command()

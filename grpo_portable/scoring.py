@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_portable import answers, judge, stats, verdict
+from grpo_portable.errors import RunFolderError
 from grpo_portable.run import RunFolder, read_lines
 
 SCHEMA = 1
@@ -101,6 +102,17 @@ def score_run(run: RunFolder, style: str | None = None) -> dict[str, Any]:
     )
     run.write_json("scores.json", scores)
     return scores
+
+
+def require_answers(run: RunFolder) -> None:
+    """Raise RunFolderError when the run has no answers yet, so that there is nothing to score."""
+    if any(next(read_lines(run.generations(stage)), None) for stage in STAGES):
+        return
+    raise RunFolderError(
+        f"run `{run.path}` has no answers to score",
+        because="generations/ holds none",
+        help=f"they are made by the run: grpo-portable train --resume --out {run.path}",
+    )
 
 
 def score(

@@ -70,6 +70,14 @@ def test_training_never_goes_on_with_an_evaluation(tmp_path, monkeypatch):
     assert launch._newest(trains=False).name == "eval-1"
 
 
+def test_a_run_without_answers_has_no_scores(tmp_path):
+    folder = run_folder.create(tmp_path / "new", Recipe(), "")
+    done = run("score", "new", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no answers to score" in done.stderr and "--resume --out new" in done.stderr
+    assert not (folder.path / "scores.json").exists()
+
+
 def test_a_path_this_machine_has_not_names_its_wall(tmp_path):
     facts = {
         "schema": 1,
