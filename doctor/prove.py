@@ -5,7 +5,7 @@
 | fp8_matmul | one scaled matmul | fp8-vllm, fp8-hf |
 | bnb_4bit | one NF4 matmul | qlora-hf |
 | vllm_start | vLLM on a two-layer model with random weights, four tokens | the vLLM paths |
-| vllm_fp8_start | the same, quantised to FP8 on the way in | fp8-vllm |
+| vllm_fp8_start | the same, quantised on the way in as training does it: FP8, one scale a row | fp8-vllm |
 | attention | sdpa: causal, and one token over a masked cache | the paths of the portable engine on a GPU |
 | cuda_graph | capture and replay | nothing: the engine runs without, slower |
 | lora_step | three LoRA updates in the path's type | every GPU path with a 16-bit base |
@@ -31,6 +31,7 @@ from doctor.probes import judge
 
 _STEP_S = 60.0
 _VLLM_S = 180.0
+FP8_FORM = "fp8_per_channel"  # vLLM's name of what training asks of it (the recipe's `fp8_scales: row`)
 _ROUNDS = 4  # a proof may knock out one path after the other; more than this many in a row helps nobody
 
 
@@ -54,10 +55,8 @@ def steps(path: str, dtype: str) -> tuple[Step, ...]:
         "qlora_step" if four_bit else "lora_step", "lora_step", ("cuda", dtype, "nf4" if four_bit else "plain")
     )
     if path.endswith("-vllm"):
-        fp8 = path == "fp8-vllm"
-        start = Step(
-            "vllm_fp8_start" if fp8 else "vllm_start", "vllm_start", ("fp8" if fp8 else "none", dtype), _VLLM_S
-        )
+        name, form = ("vllm_fp8_start", FP8_FORM) if path == "fp8-vllm" else ("vllm_start", "none")
+        start = Step(name, "vllm_start", (form, dtype), _VLLM_S)
         return (*matmul, update, start)
     nf4 = (Step("bnb_4bit", "bnb"),) if four_bit else ()
     engine = (Step("attention", "attention", (dtype, "cuda")), Step("cuda_graph", "cuda_graph", (dtype,)))

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
 from doctor.trials import stage, tell
 
@@ -42,15 +43,23 @@ def _compiled(folder: Path, name: str) -> bool:
     return any(any(folder.glob(name + end)) for end in (".so", ".*.so", ".pyd", ".*.pyd"))
 
 
+# as in training; settings the user made are kept
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # errors are raised here, not in a process of its own
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would compile for minutes where no cubin is installed
+    "VLLM_HOST_IP": "127.0.0.1",  # a host name that does not resolve would hang it
+}
+_ROWS, _CONTEXT = 8, 256
+_KV_BYTES = 64 << 20  # a tiny model's 8 rows need 2 MiB
+
+
 def vllm_start(quantization: str = "none", dtype: str = "bfloat16") -> None:
     """Starts vLLM on a two-layer model with random weights, draws four tokens and tells vllm_start.
 
-    LoRA is on, as in training. With `quantization="fp8"` the weights are quantised on the way in, as fp8-vllm does it.
+    `quantization`: none, or what vLLM makes of the weights on the way in (fp8_per_channel, as fp8-vllm does it).
     """
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # errors are raised here, not in a process of its own
-    os.environ.setdefault(
-        "VLLM_USE_FLASHINFER_SAMPLER", "0"
-    )  # it would compile for minutes where no cubin is installed
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     stage("make a tiny model")
     from doctor.trials.tiny import save_tiny_llama
 
@@ -59,26 +68,49 @@ def vllm_start(quantization: str = "none", dtype: str = "bfloat16") -> None:
     from vllm import LLM, SamplingParams
 
     stage("start vllm")
-    engine = LLM(
-        model=str(model),
-        tokenizer=str(model),
-        dtype=dtype,
-        quantization=None if quantization == "none" else quantization,
-        load_format="dummy",
-        enforce_eager=True,
-        max_model_len=256,
-        max_num_seqs=8,
-        gpu_memory_utilization=_small_share(),
-        enable_lora=True,  # training hands its adapter over so; the warm-up of LoRA is where mismatched sets die
-        max_loras=1,
-        max_lora_rank=16,
-    )
+    engine = LLM(**arguments(str(model), None if quantization == "none" else quantization, dtype, _small_share()))
     stage("generate")
     outputs = engine.generate(["1 2 3"], SamplingParams(n=2, temperature=1.0, max_tokens=4, ignore_eos=True))
     drawn = [len(completion.token_ids) for completion in outputs[0].outputs]
     if drawn != [4, 4]:
         raise RuntimeError(f"vLLM returned {drawn} tokens where 2 completions of 4 were asked for")
     tell("vllm_start", {"ok": True, "error": None})
+
+
+def arguments(model: str, quantization: str | None, dtype: str, share: float) -> dict[str, Any]:
+    """The arguments training gives vLLM, each with a small value: one that this vLLM does not know ends the trial too.
+
+    LoRA is on, since training hands its adapter over so, and its warm-up is where mismatched sets die. `load_format` alone is
+    the trial's own: the tiny model has no file of weights.
+    """
+    return {
+        "model": model,
+        "load_format": "dummy",
+        "trust_remote_code": False,
+        "dtype": dtype,
+        "quantization": quantization,
+        "seed": 0,
+        "max_model_len": _CONTEXT,
+        "max_num_seqs": _ROWS,
+        "max_num_batched_tokens": 8 * _CONTEXT,
+        "gpu_memory_utilization": share,
+        "kv_cache_memory_bytes": _KV_BYTES,
+        "enable_sleep_mode": False,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "compilation_config": {
+            "cudagraph_capture_sizes": [1, 2, 4, _ROWS],
+            "cudagraph_specialize_lora": False,
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+        },
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_cpu_loras": 1,
+        "max_lora_rank": 16,
+        "lora_target_modules": ["q_proj", "v_proj"],
+    }
 
 
 def _small_share() -> float:

@@ -25,8 +25,10 @@ import training
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doctor import prove
 from doctor.memory import Setting
 from doctor.shapes import shape_of
+from doctor.trials import vllm as trial
 from grpo_portable import failure, policy
 from grpo_portable.errors import EngineError, EngineUnsupported
 from grpo_portable.recipe import Recipe
@@ -364,6 +366,16 @@ def test_an_engine_that_fits_beside_the_update_never_sleeps(llm: Any, source: Pa
     assert llm.calls == ["LLM", "add_lora", "generate"]
     told = engine.describe()
     assert told["sleeps"] is False and told["weights"] == "float32" and told["lora_rank"] == 8
+
+
+def test_what_it_holds_is_counted_in_the_engine_while_it_is_awake(llm: Any, source: Path) -> None:
+    engine = open_engine(with_lora(), source)
+    count = sum(p.nbytes for p in tiny.model(**WIDE).parameters())
+    assert engine.holds() == {"weights": count / 2**30, "kv_cache": engine.memory.kv_bytes / 2**30}
+    asleep = open_engine(with_lora(), source, sleep=True)
+    assert asleep.holds()["weights"] is None
+    llm.faults["apply_model"] = RuntimeError("no")
+    assert open_engine(with_lora(), source).holds()["weights"] is None
 
 
 def test_closing_shuts_down_only_an_engine_that_is_awake(llm: Any, source: Path) -> None:
@@ -710,6 +722,28 @@ def test_every_argument_is_one_of_vllms() -> None:
         )
         assert set(arguments) <= known
     assert standin_vllm.parameter_names() <= set(inspect.signature(SamplingParams).parameters)
+
+
+def test_the_doctors_proof_starts_vllm_as_training_does() -> None:
+    ours = vllm_settings.llm_arguments(
+        model="m",
+        dtype="bfloat16",
+        quantization=vllm_settings.quantization(None, fp8=True, scales=Recipe().fp8_scales),
+        rows=8,
+        context=256,
+        memory=memory(),
+        layout=vllm_settings.Layout(16, ("q_proj", "v_proj")),
+        graphs="full",
+        seed=0,
+    )
+    step = next(step for step in prove.steps("fp8-vllm", "bfloat16") if step.probe == "vllm_fp8_start")
+    tried = trial.arguments("m", step.args[0], step.args[1], 0.1)
+    assert set(tried) - {"load_format"} == set(ours)
+    sizes = {"gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_batched_tokens"}
+    assert {k: v for k, v in tried.items() if k in ours and k not in sizes} == {
+        k: v for k, v in ours.items() if k not in sizes
+    }
+    assert trial._ENVIRONMENT.items() <= vllm.ENVIRONMENT.items()
 
 
 # --- scratch folders

@@ -52,7 +52,7 @@ def clean() -> Facts:
 def test_a_good_machine_is_proved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = fake_run(monkeypatch, {})
     d = prove.prove(judge(clean()), judge)
-    assert ran == [("cuda",), ("lora_step", "cuda", "bfloat16", "plain"), ("vllm_start", "fp8", "bfloat16")]
+    assert ran == [("cuda",), ("lora_step", "cuda", "bfloat16", "plain"), ("vllm_start", prove.FP8_FORM, "bfloat16")]
     assert d.plan.path == "fp8-vllm"
     assert d.facts.probe("vllm_start") == d.facts.probe("vllm_fp8_start") == Probe(True)
     assert d.facts.extra["proved"]["fp8-vllm"]["vllm_fp8_start"] == "ok in 0.1 s"
@@ -61,7 +61,7 @@ def test_a_good_machine_is_proved_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fp8_start_fails_and_plain_start_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_run(monkeypatch, {"vllm_start fp8": "fp8 needs CUDA 12.9"})
+    fake_run(monkeypatch, {f"vllm_start {prove.FP8_FORM}": "fp8 needs CUDA 12.9"})
     d = prove.prove(judge(clean()), judge)
     assert d.plan.path == "bf16-vllm"
     assert d.facts.probe("vllm_fp8_start") == Probe(False, "fp8 needs CUDA 12.9") and d.facts.probe("vllm_start").ok
@@ -73,7 +73,7 @@ def test_vllm_fails_altogether_and_the_portable_path_is_proved(monkeypatch: pyte
     assert d.plan.path == "bf16-hf" and d.facts.probe("fp8_matmul") == Probe(False, "no fp8")
     assert d.facts.probe("vllm_start") == Probe(False, "undefined symbol")
     assert [r[0] for r in ran] == ["cuda", "lora_step", "vllm_start", "attention", "cuda_graph", "lora_step"]
-    assert ("vllm_start", "fp8", "bfloat16") not in ran  # the matmul had settled that
+    assert ("vllm_start", prove.FP8_FORM, "bfloat16") not in ran  # the matmul had settled that
 
 
 def test_no_graph_is_no_wall(monkeypatch: pytest.MonkeyPatch) -> None:
