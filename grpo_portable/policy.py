@@ -176,6 +176,12 @@ def counts(model: Any) -> tuple[int, int]:
     return sum(parameter.numel() for parameter in trainable(model).values()), total
 
 
+def weight_bytes(model: Any) -> tuple[int, int]:
+    """Bytes of (frozen, trained) weights as they lie in memory; 4-bit ones with their scales."""
+    trained = sum(parameter.nbytes for parameter in trainable(model).values())
+    return sum(parameter.nbytes + _scale_bytes(parameter) for parameter in model.parameters()) - trained, trained
+
+
 def save(model: Any, folder: Path, base: str) -> None:
     """Write what was trained into `folder` as safetensors: the adapter, or all weights when there is none. Atomic.
 
@@ -236,6 +242,15 @@ def _elements(parameter: torch.nn.Parameter) -> int:
     packed = getattr(parameter, "quant_state", None)
     shape = getattr(packed, "shape", None)
     return int(torch.Size(shape).numel()) if shape is not None else parameter.numel()
+
+
+def _scale_bytes(parameter: torch.nn.Parameter) -> int:
+    """Bytes bitsandbytes keeps beside packed weights: a scale a block, and the scales of those where they are packed too."""
+    state, total = getattr(parameter, "quant_state", None), 0
+    while state is not None:
+        total += sum(t.nbytes for t in (state.absmax, state.code) if t is not None)
+        state = getattr(state, "state2", None)
+    return total
 
 
 def _locate(source: str) -> tuple[str, str | None]:

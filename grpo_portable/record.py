@@ -21,6 +21,7 @@ from grpo_portable.metrics import memory_gib
 from grpo_portable.processes import here
 from grpo_portable.prompts import Fitted, PromptBuilder
 from grpo_portable.recipe import Recipe
+from grpo_portable.rollout.protocol import Holding, Rollout
 from grpo_portable.run import RunFolder, read_lines
 
 REPORTED_PACKAGES = (
@@ -150,6 +151,14 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
+
+
+def memory_held(run: RunFolder, model: Any, engine: Rollout) -> None:
+    """Note the GiB of the policy's weights, and of the engine's own weights and KV cache, counted from their tensors."""
+    frozen, trained = policy.weight_bytes(model)
+    parts = engine.holds() if isinstance(engine, Holding) else {}
+    gib = {"policy": frozen / 2**30, "trained": trained / 2**30, **{f"engine_{name}": v for name, v in parts.items()}}
+    note(run, held_gib={name: None if value is None else round(value, 4) for name, value in gib.items()})
 
 
 def peak_memory(run: RunFolder) -> None:

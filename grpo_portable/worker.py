@@ -202,6 +202,7 @@ def evaluate_stage(session: Session, stage: str) -> None:
 
             seen = _ask(session, name, samples, tell)
             print(f"{name}: {seen.correct} of {seen.done} answers are right", flush=True)
+        record.memory_held(run, session.model, session.engine)
         if isinstance(session.engine, Resting):
             session.engine.rest()
 

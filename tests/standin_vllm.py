@@ -136,7 +136,7 @@ class LLM:
             missing, unexpected = self.model.load_state_dict(dict(named), strict=False)
             assert not unexpected and all("lm_head" in name for name in missing)
 
-        return [function(types.SimpleNamespace(load_weights=load_weights))]
+        return [function(types.SimpleNamespace(load_weights=load_weights, parameters=self.model.parameters))]
 
     def reset_prefix_cache(self) -> bool:
         self._call("reset_prefix_cache")

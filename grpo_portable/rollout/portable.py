@@ -70,6 +70,7 @@ class PortableRollout:
             self.rows = -(-rows // fp8.ROWS) * fp8.ROWS
         self.buckets = self._buckets()
         self._decoder: Decoder | None = None
+        self._kv_bytes = 0
         self.row_steps = 0  # rows run, summed over the steps of the last rollout: its cost, beside the tokens it made
 
     def sync(self, policy: Any) -> None:
@@ -79,6 +80,10 @@ class PortableRollout:
             self._decoder = None
         else:
             self.keeper.refresh()
+
+    def holds(self) -> dict[str, float | None]:
+        """GiB of its own weights, none where it reads the policy's, and of the largest KV cache it has had."""
+        return {"weights": self.keeper.own_bytes() / 2**30, "kv_cache": self._kv_bytes / 2**30}
 
     def rest(self) -> None:
         """Free the cache and the graphs until the next rollout, which makes them anew in about a second."""
@@ -196,6 +201,7 @@ class PortableRollout:
         if self._decoder is None or self._decoder.capacity < capacity:
             self._decoder = None  # free the old cache before the new one is made
             self._decoder = Decoder(self.family, self.rows, capacity, self.keeper.device, self.keeper.dtype, self.run)
+            self._kv_bytes = max(self._kv_bytes, self._decoder.cache.all.nbytes)
         return self._decoder
 
 

@@ -68,6 +68,14 @@ class Ticking(Protocol):
 
 
 @runtime_checkable
+class Holding(Protocol):
+    """An engine that can say what memory it holds beside the policy's."""
+
+    def holds(self) -> dict[str, float | None]:
+        """GiB by part: `weights` of its own (0 where it reads the policy's), `kv_cache` the largest so far. None: not known."""
+
+
+@runtime_checkable
 class Resting(Protocol):
     """An engine with weights of its own, which can give its memory back while the policy is updated."""
 

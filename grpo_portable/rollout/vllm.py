@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import math
 import os
 import random
 import tempfile
@@ -29,7 +28,7 @@ from doctor.memory import Setting
 from doctor.shape_files import shape_from_config
 from grpo_portable.errors import EngineError, EngineUnsupported, GrpoPortableError
 from grpo_portable.recipe import Recipe
-from grpo_portable.rollout import vllm_adapter, vllm_settings
+from grpo_portable.rollout import finished, vllm_adapter, vllm_settings
 from grpo_portable.rollout.portable import check
 from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds
 from grpo_portable.rollout.scratch import Scratch
@@ -101,6 +100,7 @@ class VllmRollout:
         self._folder: Scratch | None = None
         self._numbers = itertools.count(2)  # vLLM's own warm-up calls its adapter 1
         self._asleep = False
+        self._weights_gib: float | None = None
         began = time.perf_counter()
         with _engine_errors("vLLM could not start", "`grpo-doctor --prove` tries vLLM by itself"), _undisturbed():
             self._llm: Any = _vllm().LLM(**arguments)
@@ -119,6 +119,15 @@ class VllmRollout:
             "memory_gib": {name: round(gib, 3) for name, gib in self.memory.gib.items()},
             "lora_rank": self.arguments.get("max_lora_rank"),
         }
+
+    def holds(self) -> dict[str, float | None]:
+        """GiB of its weights, counted in the engine while it is awake, and of the KV cache it was given."""
+        if self._weights_gib is None and self._llm is not None and not self._asleep:
+            with contextlib.suppress(Exception):  # a figure for the report is not worth a run
+                (count,) = self._llm.apply_model(_weight_bytes)
+                self._weights_gib = count / 2**30
+        given = self.arguments["kv_cache_memory_bytes"]
+        return {"weights": self._weights_gib, "kv_cache": None if given is None else given / 2**30}
 
     def sync(self, policy: Any) -> None:
         """Take over the policy's adapter, or all its weights when all are trained; a frozen policy changes nothing."""
@@ -152,7 +161,12 @@ class VllmRollout:
         if len(outputs) != len(prompts):
             raise EngineError(f"vLLM answered {len(outputs)} of {len(prompts)} prompts")
         strings = StopStrings(sampling.stop_strings, self.tokenizer) if sampling.stop_strings else None
-        return [[_completion(row, strings) for row in output.outputs] * (n // drawn) for output in outputs]
+
+        def completion(row: Any) -> Completion:
+            tokens = [int(token) for token in row.token_ids]
+            return finished.completion(tokens, _chosen(row.logprobs), row.finish_reason, strings)
+
+        return [[completion(row) for row in output.outputs] * (n // drawn) for output in outputs]
 
     def rest(self) -> None:
         """Give weights and KV cache back until the next rollout, if the card needs them for the update."""
@@ -228,21 +242,6 @@ class VllmRollout:
             skip_special_tokens=False,
             include_stop_str_in_output=True,
         )
-
-
-def _completion(row: Any, strings: StopStrings | None) -> Completion:
-    """One of vLLM's rows; it keeps the token that completes a stop string, and may have drawn one more."""
-    if row.finish_reason not in ("stop", "length"):
-        raise EngineError(f"vLLM ended a completion for another reason: {row.finish_reason}")
-    tokens, logprobs = [int(t) for t in row.token_ids], _chosen(row.logprobs)
-    if len(logprobs) < len(tokens) or not all(map(math.isfinite, logprobs)):
-        raise EngineError(
-            "vLLM gave log-probabilities that are missing or not numbers", help="a diverged policy does this"
-        )
-    end = strings.end(tokens) if strings is not None else None
-    kept = len(tokens) if end is None else end
-    reason = "stop" if end is not None else row.finish_reason
-    return Completion(tuple(tokens[:kept]), tuple(logprobs[:kept]), reason)
 
 
 def _chosen(logprobs: Any) -> list[float]:
@@ -337,6 +336,10 @@ def _memory(policy: Any, recipe: Recipe, rows: int, copy: str, dtype: str, sleep
         total_gib=total,
         sleep=sleep,
     )
+
+
+def _weight_bytes(model: Any) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def _parameters(policy: Any) -> int:

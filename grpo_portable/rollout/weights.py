@@ -91,6 +91,13 @@ class Keeper:
                 if all(delta.is_fixed(module) for module in modules):
                     self._fixed.add((index, name))
 
+    def own_bytes(self) -> int:
+        """Bytes of the products' weights and scales that are a copy; 0 where they are the policy's own."""
+        if self.kind == "live":
+            return 0
+        copied = [product for layer in self.weights.layers for name in PRODUCTS for product in getattr(layer, name)]
+        return sum(p.weight.nbytes + (0 if p.scale is None else p.scale.nbytes) for p in copied)
+
     @contextmanager
     def in_use(self) -> Iterator[Weights]:
         """The weights for the length of one rollout; live weights carry the adapter's delta inside and not outside."""

@@ -73,6 +73,15 @@ def test_a_4_bit_model_counts_the_weights_it_stands_for(folder: Path) -> None:
     assert not any(getattr(m, "support_avx512bf16_for_cpu", False) for m in linears)
 
 
+def test_bytes_of_weights_are_those_in_memory(folder: Path) -> None:
+    """73,728 weights in 14 linear layers, 6,720 elsewhere; 4-bit ones have a scale a 64 (one byte) and three small tables."""
+    dense = policy.add_adapter(policy.load(str(folder), dtype="bfloat16").model, RECIPE)
+    assert policy.weight_bytes(dense) == (2 * (73_728 + 6_720), 4 * policy.counts(dense)[0])
+    packed = policy.add_adapter(policy.load(str(folder), dtype="bfloat16", quantization="nf4").model, RECIPE)
+    tables = 14 * 4 * (16 + 1 + 256)
+    assert policy.weight_bytes(packed)[0] == 73_728 // 2 + 73_728 // 64 + tables + 2 * 6_720
+
+
 def test_dora_on_4_bit_weights_is_the_same_before_and_after_an_evaluation(folder: Path) -> None:
     loaded = policy.load(str(folder), dtype="float32", quantization="nf4")
     wrapped = policy.add_adapter(loaded.model, replace(RECIPE, dora=True)).train()

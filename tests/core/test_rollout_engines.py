@@ -289,6 +289,20 @@ def test_a_wrapper_of_the_same_policy_is_the_same_policy() -> None:
     same(other, made, ReferenceRollout(other, None, rows=1).generate(rollouts.prompts(6), 1, GREEDY))
 
 
+def test_what_an_engine_holds_is_its_copy_and_its_largest_cache() -> None:
+    policy = rollouts.with_lora(rollouts.model())
+    shape = policy.get_base_model().config
+    engine, live = (PortableRollout(policy, None, rows=4, copy=copy) for copy in ("bf16", "none"))
+    products = sum(m.weight.nbytes for n, m in rollouts.model().named_modules() if n.endswith("_proj"))
+    assert engine.holds() == {"weights": products / 2**30, "kv_cache": 0}
+    assert live.holds()["weights"] == 0
+    engine.generate(rollouts.prompts(12, 5), 2, GREEDY)
+    engine.rest()
+    row = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * 4
+    held = engine.holds()["kv_cache"] * 2**30
+    assert held % (4 * row) == 0 and held >= 4 * row * (12 + 24)
+
+
 def test_rest_costs_nothing_but_time() -> None:
     engine, prompts = PortableRollout(rollouts.model("llama"), None, rows=2), rollouts.prompts(6, 9)
     before = engine.generate(prompts, 2, GREEDY)

@@ -129,6 +129,9 @@ def test_a_run_leaves_every_file_a_report_needs(whole: Path, inputs: Path) -> No
         None,
     )
     assert record["trainable_parameters"] + 26_000 > record["total_parameters"] > record["trainable_parameters"] > 0
+    held = record["held_gib"]
+    assert set(held) == {"policy", "trained", "engine_weights", "engine_kv_cache"}
+    assert held["policy"] == round(4 * (record["total_parameters"] - record["trainable_parameters"]) / 2**30, 4)
     assert record["data"]["train"]["used"] == 24
     assert len({part.pop("sha256") for part in record["data"].values()}) == 2
     assert record["data"]["eval"] == {
