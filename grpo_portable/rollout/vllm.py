@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import math
 import os
 import random
 import tempfile
@@ -28,7 +29,7 @@ from doctor.memory import Setting
 from doctor.shape_files import shape_from_config
 from grpo_portable.errors import EngineError, EngineUnsupported, GrpoPortableError
 from grpo_portable.recipe import Recipe
-from grpo_portable.rollout import finished, vllm_adapter, vllm_settings
+from grpo_portable.rollout import vllm_adapter, vllm_settings
 from grpo_portable.rollout.portable import check
 from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds
 from grpo_portable.rollout.scratch import Scratch
@@ -161,12 +162,7 @@ class VllmRollout:
         if len(outputs) != len(prompts):
             raise EngineError(f"vLLM answered {len(outputs)} of {len(prompts)} prompts")
         strings = StopStrings(sampling.stop_strings, self.tokenizer) if sampling.stop_strings else None
-
-        def completion(row: Any) -> Completion:
-            tokens = [int(token) for token in row.token_ids]
-            return finished.completion(tokens, _chosen(row.logprobs), row.finish_reason, strings)
-
-        return [[completion(row) for row in output.outputs] * (n // drawn) for output in outputs]
+        return [[_completion(row, strings) for row in output.outputs] * (n // drawn) for output in outputs]
 
     def rest(self) -> None:
         """Give weights and KV cache back until the next rollout, if the card needs them for the update."""
@@ -242,6 +238,21 @@ class VllmRollout:
             skip_special_tokens=False,
             include_stop_str_in_output=True,
         )
+
+
+def _completion(row: Any, strings: StopStrings | None) -> Completion:
+    """One of vLLM's rows; it keeps the token that completes a stop string, and may have drawn one more."""
+    if row.finish_reason not in ("stop", "length"):
+        raise EngineError(f"vLLM ended a completion for another reason: {row.finish_reason}")
+    tokens, logprobs = [int(t) for t in row.token_ids], _chosen(row.logprobs)
+    if len(logprobs) < len(tokens) or not all(map(math.isfinite, logprobs)):
+        raise EngineError(
+            "vLLM gave log-probabilities that are missing or not numbers", help="a diverged policy does this"
+        )
+    end = strings.end(tokens) if strings is not None else None
+    kept = len(tokens) if end is None else end
+    reason = "stop" if end is not None else row.finish_reason
+    return Completion(tuple(tokens[:kept]), tuple(logprobs[:kept]), reason)
 
 
 def _chosen(logprobs: Any) -> list[float]:
