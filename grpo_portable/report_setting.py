@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from doctor.diagnosis import PATHS
-from grpo_portable import report_paths
+from grpo_portable import report_engine, report_paths
 from grpo_portable.markdown import block, code, folded, plain, shorten
 from grpo_portable.reach import names_a_file
 from grpo_portable.recipe import Recipe
@@ -35,6 +35,7 @@ def setting(recipe: Recipe, run: Json, facts: Json, train_seconds: float | None,
         ("Training", _training(recipe) if trains else ""),
         ("Machine", machine(facts)),
         ("Path", _path(recipe, run)),
+        ("Rollout engine", report_engine.line(run)),
         ("Change of path", report_paths.by_stage(run)),
         ("Time", _time(run.get("stages") or {}, train_seconds)),
     ]
