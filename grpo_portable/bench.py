@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_portable.bench_policy import BASES, random_policy
 from grpo_portable.errors import GrpoPortableError, UsageError
 from grpo_portable.rollout.protocol import Sampling
 
@@ -26,6 +27,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-4b": {
         "model_type": "qwen3", "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32,
         "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 9728, "vocab_size": 151936,
+        "tie_word_embeddings": True, "max_position_embeddings": 40960,
+    },
+    "qwen3-1.7b": {
+        "model_type": "qwen3", "hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936,
         "tie_word_embeddings": True, "max_position_embeddings": 40960,
     },
     "qwen3-0.6b": {
@@ -78,13 +84,21 @@ class Workload:
 
 
 def bench_rollout(
-    shape: str, engines: Sequence[str], workload: Workload = Workload(), *, device: str = "auto", repeats: int = 3
+    shape: str,
+    engines: Sequence[str],
+    workload: Workload = Workload(),
+    *,
+    bases: Sequence[str] = ("dense",),
+    device: str = "auto",
+    repeats: int = 3,
 ) -> dict[str, Any]:
-    """Rates of `engines` on a random model of `shape`.
+    """Rates of `engines` on a random model of `shape`, over each of `bases` (dense, nf4).
 
-    {shape, device, torch, dtype, workload, floor {bytes_per_step, bytes_per_s, tok_s}, engines: [{engine, tok_s, seconds,
-    first_token_s, ready_s, peak_gib, floor_share, notes} or {engine, error}]}. `ready_s` counts from the policy's weights being
-    in memory to the first completion token, compiling and graph capture included.
+    {shape, device, torch, dtype, workload, floor {bytes_per_step, bytes_per_s, tok_s}, engines: [{engine, base, tok_s, seconds,
+    first_token_s, ready_s, sync_s, peak_gib, floor_share, notes} or {engine, base, error}]}. `ready_s` counts from the policy's
+    weights being in memory to the first completion token, compiling and graph capture included; `sync_s` is what the engine
+    takes after an update. With spread lengths also `full_tok_s`, the rate where nothing ends early and the same rows are
+    full, and `cost`: the time of the spread run over that of its tokens at the full rate.
     """
     import torch
 
@@ -92,9 +106,11 @@ def bench_rollout(
         raise UsageError(f"there is no shape `{shape}`", help=f"one of: {', '.join(SHAPES)}")
     if unknown := [name for name in engines if name not in ENGINES]:
         raise UsageError(f"there is no engine `{unknown[0]}`", help=f"some of: {', '.join(ENGINES)}")
+    if unknown := [name for name in bases if name not in BASES]:
+        raise UsageError(f"there is no base `{unknown[0]}`", help=f"some of: {', '.join(BASES)}")
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
-    config = _config(shape)
+    config = config_of(shape)
     draw = np.random.default_rng(workload.seed)
     prompts = draw.integers(1, config.vocab_size, (workload.prompts, workload.prompt_tokens)).tolist()
     floor = _floor(config, workload, where, dtype)
@@ -105,11 +121,12 @@ def bench_rollout(
             help="choose a smaller --shape",
         )
     results = []
-    for engine in engines:
+    for engine, base in [(engine, base) for base in bases for engine in engines]:
+        result = {"engine": engine, "base": base}
         try:
-            result = _measure(engine, config, prompts, workload, where, dtype, repeats)
+            result |= _measure(engine, base, config, prompts, workload, where, dtype, repeats)
         except Exception as error:  # one engine that fails, whatever the way, must not cost the others' numbers
-            result = {"engine": engine, "error": f"{type(error).__name__}: {error}"}
+            result["error"] = f"{type(error).__name__}: {error}"
         if "tok_s" in result and floor["tok_s"]:
             result["floor_share"] = round(result["tok_s"] / floor["tok_s"], 3)
         results.append(result)
@@ -125,19 +142,21 @@ def bench_rollout(
 
 
 def _measure(
-    engine: str, config: Any, prompts: list, work: Workload, where: Any, dtype: Any, repeats: int
+    engine: str, base: str, config: Any, prompts: list, work: Workload, where: Any, dtype: Any, repeats: int
 ) -> dict[str, Any]:
     tokens = sum(work.limits() or [work.new_tokens] * (work.prompts * work.group))
     if engine == "vllm":
         if work.shortest is not None:
             raise UsageError("vLLM is measured with equal lengths only")
+        if base != "dense":
+            raise UsageError("vLLM is measured on dense weights only")
         from grpo_portable.rollout.vllm import bench_vllm
 
         seen: dict[str, Any] = bench_vllm(
             config, prompts, work.group, work.new_tokens, rows=work.width, repeats=repeats
         )
-        return _result(engine, tokens, seen, ["no adapter"])
-    policy, notes = _policy(config, work, where, dtype)
+        return _result(tokens, seen, ["no adapter"])
+    policy, notes = random_policy(config, base, work.lora_rank, work.seed, where, dtype)
     _settle(where, reset=True)
     start = time.perf_counter()
     rollout = _engine(engine, policy, work)
@@ -147,20 +166,53 @@ def _measure(
     warm = once(None)
     seen["first_token_s"] = once(1)
     seen["seconds"] = [once(None) for _ in range(repeats)] if warm < LONG_S else [warm]
+    seen["sync_s"] = _sync_seconds(rollout, policy, where)
     notes += _notes(rollout)
     if rollout.name == "portable" and work.shortest is not None:
         notes.append(f"{rollout.row_steps / tokens:.2f} row-steps a token")
-    peak = _peak_gib(where)
+    result = _result(tokens, seen, notes)
+    if work.shortest is not None:
+        result |= _cost(result["tok_s"], _full_rate(rollout, prompts, work, where, repeats))
+    result["peak_gib"] = _peak_gib(where)
     rollout.close()
     del policy, rollout, once
     _settle(where)
-    return {**_result(engine, tokens, seen, notes), "peak_gib": peak}
+    return result
 
 
-def _result(engine: str, tokens: int, seen: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+def _full_rate(rollout: Any, prompts: list, work: Workload, where: Any, repeats: int) -> float:
+    """Tokens a second when as many completions as there are rows start together and all have `new_tokens`."""
+    full = replace(work, prompts=max(1, min(work.prompts, work.width // work.group)), shortest=None)
+    once = _timer(rollout, prompts[: full.prompts], full, where)
+    warm = once(None)
+    seconds = statistics.median([once(None) for _ in range(repeats)] if warm < LONG_S else [warm])
+    return full.prompts * full.group * full.new_tokens / seconds
+
+
+def _cost(rate: float, full: float) -> dict[str, float]:
+    return {"full_tok_s": round(full, 1), "cost": round(full / rate, 3)}
+
+
+def _sync_seconds(rollout: Any, policy: Any, where: Any) -> float:
+    """What the engine takes to take over the policy's weights; the second time, when whatever it makes once is made."""
+    took = 0.0
+    for _ in range(2):
+        _settle(where)
+        begin = time.perf_counter()
+        rollout.sync(policy)
+        if where.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(where)
+        took = time.perf_counter() - begin
+    return took
+
+
+def _result(tokens: int, seen: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     seconds = statistics.median(seen["seconds"])
+    synced = {"sync_s": round(seen["sync_s"], 4)} if "sync_s" in seen else {}
     return {
-        "engine": engine,
+        **synced,
         "tok_s": round(tokens / seconds, 1),
         "seconds": [round(s, 4) for s in seen["seconds"]],
         "first_token_s": round(seen["first_token_s"], 4),
@@ -201,30 +253,8 @@ def _notes(rollout: Any) -> list[str]:
     return [f"weights {rollout.keeper.kind}", f"{rollout.run.name} kernels ({rollout.run.reason})"]
 
 
-def _policy(config: Any, work: Workload, where: Any, dtype: Any) -> tuple[Any, list[str]]:
-    """A model with random weights and, where PEFT is installed, a random adapter on every linear layer."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(work.seed)
-    with torch.device(where):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.requires_grad_(False)
-    if not work.lora_rank:
-        return model, ["no adapter"]
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        return model, ["no adapter: PEFT is not installed"]
-    policy = get_peft_model(model, LoraConfig(r=work.lora_rank, lora_alpha=work.lora_rank, target_modules="all-linear"))
-    with torch.no_grad():
-        for name, parameter in policy.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(0, 0.01)
-    return policy, [f"LoRA r={work.lora_rank}"]
-
-
-def _config(shape: str) -> Any:
+def config_of(shape: str) -> Any:
+    """transformers' configuration of a shape, without end and padding tokens."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -309,19 +339,22 @@ def _peak_gib(where: Any) -> float | None:
 def table(report: dict[str, Any]) -> str:
     """The report as a few lines of text."""
     work, floor = report["workload"], report["floor"]
+    cost = "cost" if work["shortest"] is not None else ""
     lines = [
         f"{report['shape']} on {report['device']}, torch {report['torch']}, {report['dtype']}: {work['prompts']} x "
         f"{work['group']}, {work['prompt_tokens']} + {work['new_tokens']} tokens; traffic allows {floor['tok_s']:,.0f} tok/s",
-        f"{'engine':<14}{'tok/s':>10}{'of floor':>10}{'first token':>13}{'ready':>9}{'peak GiB':>10}  notes",
+        f"{'engine':<18}{'tok/s':>10}{'of floor':>10}{'first token':>13}{'ready':>9}{'peak GiB':>10}{cost:>6}  notes",
     ]
     for row in report["engines"]:
+        name = row["engine"] if row["base"] == "dense" else f"{row['engine']}, {row['base']}"
         if "error" in row:
-            lines.append(f"{row['engine']:<14}{row['error']}")
+            lines.append(f"{name:<18}{row['error']}")
             continue
+        cost = f"{row['cost']:.2f}" if "cost" in row else ""
         peak = "" if row.get("peak_gib") is None else f"{row['peak_gib']:.1f}"
         lines.append(
-            f"{row['engine']:<14}{row['tok_s']:>10,.0f}{row.get('floor_share', 0):>10.0%}{row['first_token_s']:>11.3f} s"
-            f"{row['ready_s']:>7.1f} s{peak:>10}  {', '.join(row['notes'])}"
+            f"{name:<18}{row['tok_s']:>10,.0f}{row.get('floor_share', 0):>10.0%}{row['first_token_s']:>11.3f} s"
+            f"{row['ready_s']:>7.1f} s{peak:>10}{cost:>6}  {', '.join(row['notes'])}"
         )
     return "\n".join(lines)
 
@@ -339,6 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("what", choices=["rollout", "step"], help="`step --help` says more of steps")
     parser.add_argument("--shape", default="qwen3-4b", help=", ".join(SHAPES))
     parser.add_argument("--engines", default="portable,reference", help=f"comma-separated: {', '.join(ENGINES)}")
+    parser.add_argument("--base", default="dense", help="the policy's frozen weights, comma-separated: dense, nf4")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--repeats", type=int, default=3)
     for name, default in (("prompts", 8), ("group", 8), ("prompt-tokens", 128), ("new-tokens", 256), ("lora-rank", 32)):
@@ -351,7 +385,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.prompts, given.group, given.prompt_tokens, given.new_tokens, given.shortest, given.rows, given.lora_rank
     )
     try:
-        report = bench_rollout(given.shape, given.engines.split(","), work, device=given.device, repeats=given.repeats)
+        report = bench_rollout(
+            given.shape,
+            given.engines.split(","),
+            work,
+            bases=given.base.split(","),
+            device=given.device,
+            repeats=given.repeats,
+        )
     except GrpoPortableError as error:
         print("\n".join(error.lines()))
         return error.exit_code

@@ -6,8 +6,11 @@ import importlib.util
 import json
 
 import pytest
+from transformers import AutoModelForCausalLM
 
+from grpo_portable import bench, policy
 from grpo_portable.bench import Workload, bench_rollout, main, table
+from grpo_portable.bench_policy import random_policy
 from grpo_portable.errors import UsageError
 
 SMALL = Workload(prompts=2, group=2, prompt_tokens=6, new_tokens=8)
@@ -37,9 +40,45 @@ def test_spread_lengths_are_the_work_and_their_cost_is_told() -> None:
     work = Workload(prompts=2, group=4, prompt_tokens=6, new_tokens=12, shortest=2, rows=4)
     limits = work.limits()
     assert limits is not None and len(limits) == 8 and min(limits) >= 2 and max(limits) <= 12
-    (row,) = bench_rollout("tiny", ["portable"], work, device="cpu", repeats=1)["engines"]
+    report = bench_rollout("tiny", ["portable"], work, device="cpu", repeats=1)
+    (row,) = report["engines"]
     assert row["tok_s"] == pytest.approx(sum(limits) / row["seconds"][0], rel=0.01)
     assert any("row-steps a token" in note for note in row["notes"])
+    at_full_rate = sum(limits) / row["full_tok_s"]
+    assert row["cost"] == pytest.approx(row["seconds"][0] / at_full_rate, rel=0.01) and row["cost"] > 0
+    assert f"{row['cost']:.2f}" in table({**report, "engines": [row]}).splitlines()[-1]
+
+
+def test_equal_lengths_have_no_cost() -> None:
+    report = bench_rollout("tiny", ["portable"], SMALL, device="cpu", repeats=1)
+    assert "cost" not in report["engines"][0] and "cost" not in table(report)
+
+
+def test_a_4_bit_base_is_measured_beside_the_dense_one() -> None:
+    pytest.importorskip("bitsandbytes")
+    report = bench_rollout("tiny", ["portable"], SMALL, bases=("dense", "nf4"), device="cpu", repeats=1)
+    dense, four = report["engines"]
+    assert (dense["base"], four["base"]) == ("dense", "nf4") and min(dense["sync_s"], four["sync_s"]) > 0
+    assert "weights copy" in four["notes"] and "LoRA r=32" in four["notes"]
+    assert "portable, nf4" in table(report)
+
+
+def test_a_4_bit_policy_is_what_the_4_bit_path_trains(tmp_path) -> None:
+    pytest.importorskip("bitsandbytes")
+    import torch
+
+    config = bench._config("tiny")
+    ours, _ = random_policy(config, "nf4", 4, 3, torch.device("cpu"), torch.float32)
+    base, adapted = ours.get_base_model(), type(ours.base_model.model.model.layers[0].mlp.up_proj)
+    assert adapted.__name__ == "Linear4bit" and type(base.lm_head) is torch.nn.Linear
+    dense, _ = random_policy(config, "dense", 0, 3, torch.device("cpu"), torch.float32)
+    dense.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path, quantization_config=policy._nf4("float32"), dtype=torch.float32, device_map={"": "cpu"}
+    )
+    ids = torch.arange(12)[None]
+    with torch.no_grad(), ours.disable_adapter():
+        assert torch.equal(ours(ids).logits, loaded(ids).logits)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
@@ -55,5 +94,7 @@ def test_unknown_names_are_refused(capsys) -> None:
         bench_rollout("huge", ["portable"], SMALL)
     with pytest.raises(UsageError, match="no engine `x`"):
         bench_rollout("tiny", ["portable", "x"], SMALL)
+    with pytest.raises(UsageError, match="no base `int3`"):
+        bench_rollout("tiny", ["portable"], SMALL, bases=["int3"])
     assert main(["rollout", "--shape", "huge"]) == 2
     assert "no shape `huge`" in capsys.readouterr().out
