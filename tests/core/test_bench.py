@@ -67,7 +67,7 @@ def test_a_4_bit_policy_is_what_the_4_bit_path_trains(tmp_path) -> None:
     pytest.importorskip("bitsandbytes")
     import torch
 
-    config = bench._config("tiny")
+    config = bench.config_of("tiny")
     ours, _ = random_policy(config, "nf4", 4, 3, torch.device("cpu"), torch.float32)
     base, adapted = ours.get_base_model(), type(ours.base_model.model.model.layers[0].mlp.up_proj)
     assert adapted.__name__ == "Linear4bit" and type(base.lm_head) is torch.nn.Linear
