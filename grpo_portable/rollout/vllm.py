@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import math
 import os
 import random
 import tempfile
@@ -29,7 +28,7 @@ from doctor.memory import Setting
 from doctor.shape_files import shape_from_config
 from grpo_portable.errors import EngineError, EngineUnsupported, GrpoPortableError
 from grpo_portable.recipe import Recipe
-from grpo_portable.rollout import vllm_adapter, vllm_settings
+from grpo_portable.rollout import finished, vllm_adapter, vllm_settings
 from grpo_portable.rollout.portable import check
 from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds
 from grpo_portable.rollout.scratch import Scratch
@@ -68,6 +67,10 @@ def make(
         raise EngineUnsupported(f"vLLM cannot make the rollouts of this policy: {reason}")
     with _location(recipe.model, policy, tokenizer, dtype) as model:
         ready = vllm_settings.ready_format(_quantization_of(model))
+        shape = shape_from_config(vllm_adapter.base_of(policy).config.to_dict(), recipe.model)
+        odd = vllm_settings.block_refusal(shape) if shape and fp8 and not ready and recipe.fp8_scales == "block" else None
+        if odd:
+            raise EngineUnsupported(f"vLLM cannot make this model's FP8 weights: {odd}", help="--set fp8_scales=row")
         memory = _memory(policy, recipe, rows, "fp8" if fp8 or ready == "fp8" else "none", dtype, sleep)
         arguments = vllm_settings.llm_arguments(
             model=model,
@@ -162,7 +165,12 @@ class VllmRollout:
         if len(outputs) != len(prompts):
             raise EngineError(f"vLLM answered {len(outputs)} of {len(prompts)} prompts")
         strings = StopStrings(sampling.stop_strings, self.tokenizer) if sampling.stop_strings else None
-        return [[_completion(row, strings) for row in output.outputs] * (n // drawn) for output in outputs]
+
+        def completion(row: Any) -> Completion:
+            tokens = [int(token) for token in row.token_ids]
+            return finished.completion(tokens, _chosen(row.logprobs), row.finish_reason, strings)
+
+        return [[completion(row) for row in output.outputs] * (n // drawn) for output in outputs]
 
     def rest(self) -> None:
         """Give weights and KV cache back until the next rollout, if the card needs them for the update."""
@@ -186,6 +194,7 @@ class VllmRollout:
             llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
+        _forget_graph_pool()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -240,21 +249,6 @@ class VllmRollout:
         )
 
 
-def _completion(row: Any, strings: StopStrings | None) -> Completion:
-    """One of vLLM's rows; it keeps the token that completes a stop string, and may have drawn one more."""
-    if row.finish_reason not in ("stop", "length"):
-        raise EngineError(f"vLLM ended a completion for another reason: {row.finish_reason}")
-    tokens, logprobs = [int(t) for t in row.token_ids], _chosen(row.logprobs)
-    if len(logprobs) < len(tokens) or not all(map(math.isfinite, logprobs)):
-        raise EngineError(
-            "vLLM gave log-probabilities that are missing or not numbers", help="a diverged policy does this"
-        )
-    end = strings.end(tokens) if strings is not None else None
-    kept = len(tokens) if end is None else end
-    reason = "stop" if end is not None else row.finish_reason
-    return Completion(tuple(tokens[:kept]), tuple(logprobs[:kept]), reason)
-
-
 def _chosen(logprobs: Any) -> list[float]:
     """The drawn tokens' log-probabilities; vLLM puts the drawn token first at each position."""
     if hasattr(logprobs, "start_indices"):
@@ -269,6 +263,14 @@ def _vllm() -> Any:
     import vllm
 
     return vllm
+
+
+def _forget_graph_pool() -> None:
+    """vLLM keeps one pool of CUDA graphs a process, which dies with the last graph: the next engine must ask for a new one."""
+    with contextlib.suppress(Exception):  # another release may keep it elsewhere
+        from vllm.platforms import current_platform
+
+        type(current_platform)._global_graph_pool = None
 
 
 @contextlib.contextmanager
