@@ -19,6 +19,8 @@ from grpo_portable.verdict import points, span
 BLUE, ORANGE, GREY, INK, PALE = "#0072B2", "#D55E00", "#7A7A7A", "#222222", "#D9D9D9"
 STAGE_MARKS = {"base": ("o", GREY), "bootstrap": ("D", ORANGE), "tuned": ("o", BLUE)}
 STAGE_LABELS = {"base": "base", "bootstrap": "after bootstrap", "tuned": "tuned"}
+RUN_COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES = ("-", "--", ":")
 WIDTH_INCHES, DPI = 7.6, 110
 MARKED_EVENTS = ("fallback", "retry", "oom", "nonfinite", "resume")
 
@@ -51,6 +53,31 @@ def draw(
         if found:
             figures["components"] = _components(found)
         return {name: _save(figure, folder / f"{name}.png") for name, figure in figures.items()}
+
+
+def curves(file: Path, runs: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> Path | None:
+    """Draw the running mean reward of several runs over their steps into `file`; None without matplotlib or without steps.
+
+    Each run has a colour, a dash and its name at its end.
+    """
+    found = {name: curve for name, curve in runs.items() if curve[0]}
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    if not found:
+        return None
+    with matplotlib.rc_context(_style()):
+        figure, axes = _figure(3.4)
+        axis = axes[0][0]
+        for i, (name, (xs, ys)) in enumerate(found.items()):
+            colour, dash = RUN_COLOURS[i % len(RUN_COLOURS)], DASHES[i // len(RUN_COLOURS) % len(DASHES)]
+            axis.plot(xs, ys, color=colour, linewidth=0.6, alpha=0.25)
+            axis.plot(xs, smooth(ys), color=colour, linewidth=1.8, linestyle=dash, label=name)
+        axis.set_title("mean reward of a step, running mean; pale: each step")
+        axis.set_xlabel("optimizer step")
+        figure.legend(*axis.get_legend_handles_labels(), loc="outside upper left", ncols=3, frameon=False)
+        return _save(figure, file)
 
 
 def panels(steps: Sequence[windows.Step]) -> list[Panel]:

@@ -109,17 +109,27 @@ def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
 
 @app.command()
 def compare(
-    run_a: Annotated[Path, typer.Argument(help="run folder")],
-    run_b: Annotated[Path, typer.Argument(help="run folder")],
+    runs: Annotated[list[Path], typer.Argument(help="two or more run folders", metavar="RUN RUN...")],
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text")] = False,
+    chart: Annotated[Path | None, typer.Option(metavar="FILE", help="draw the runs' reward curves as a PNG")] = None,
 ) -> None:
-    """The paired difference between the tuned answers of two runs on the same questions."""
+    """Two runs: the paired difference of their answers. More: memory, time, accuracy and reward side by side."""
     import json
 
     from grpo_portable import compare as compare_room
     from grpo_portable import run as run_folder
+    from grpo_portable import side_by_side
+    from grpo_portable.errors import UsageError
 
-    comparison = compare_room.compare(run_folder.open_run(run_a), run_folder.open_run(run_b))
+    if len(runs) < 2:
+        raise UsageError("one run cannot be compared", help="name two or more run folders")
+    folders = [run_folder.open_run(run) for run in runs]
+    comparison: Any = compare_room.compare(*folders) if len(folders) == 2 else side_by_side.side_by_side(folders)
+    if chart is not None:
+        from grpo_portable import charts
+
+        if charts.curves(chart, side_by_side.side_by_side(folders).curves) is None:
+            raise UsageError("no chart was drawn", because="matplotlib is not installed or no run has steps")
     typer.echo(json.dumps(comparison.to_json(), indent=1, ensure_ascii=False) if as_json else comparison.to_text())
 
 
