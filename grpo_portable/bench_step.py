@@ -1,7 +1,8 @@
 """A whole GRPO step, ours against TRL's default without vLLM: same recipe, same weights, same questions, one after the other.
 
-`grpo-portable bench step arithmetic-embedded --steps 4 --json`. Each side makes one step to warm up; the figure is the median
-of the others. Completions end where the policies end them, so tokens a step stand beside the seconds.
+`grpo-portable bench step arithmetic-embedded --steps 4 --json`, or `bench step --shape qwen3-4b --path bf16-hf` on random
+weights. Each side is a process of its own: neither one's memory nor its crash touches the other. It makes one step to warm up;
+the figure is the median of the others. Torch-free.
 """
 
 from __future__ import annotations
@@ -9,127 +10,119 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grpo_portable import launch, quiet, worker
-from grpo_portable.errors import GrpoPortableError
-from grpo_portable.guards import StopSignal
+from doctor import memory
+from doctor.diagnosis import VLLM_PATHS
+from doctor.shape_files import shape_from_config
+from doctor.shapes import shape_of
+from grpo_portable import bench_memory, bench_side, launch
+from grpo_portable.bench_checkpoint import RECIPE_FILE
+from grpo_portable.errors import EngineError, GrpoPortableError, UsageError
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import create, read_lines
+from grpo_portable.rollout.scratch import place
+from grpo_portable.run import create
+from grpo_portable.settle import Settled
+
+SIDES = {"ours": "grpo-portable", "trl": "TRL's default without vLLM"}
+LIMIT_S = 1800.0
 
 
-def bench_step(recipe: Recipe, steps: int) -> dict[str, Any]:
+def bench_step(settled: Settled, steps: int, sides: Sequence[str] = tuple(SIDES)) -> dict[str, Any]:
     """{model, path, device, torch, step, ours: {...}, trl: {...}, times_faster}; each side: seconds of each step and their
-    median, tokens a step, tokens a second, peak_gib (CUDA). `recipe` is settled; its number of steps is replaced.
+    median, tokens a step, tokens a second, memory; or {error} with what was seen before it. The number of steps is replaced.
     """
-    import torch
-
-    recipe = replace(recipe, steps=steps + 1, warmup_steps=0, bootstrap_epochs=0.0, save_every=10**6, report_to=())
-    sides: dict[str, dict[str, Any]] = {}
-    for name, train in (("ours", _ours), ("trl", _trl)):
-        with tempfile.TemporaryDirectory() as folder:
-            run = create(Path(folder) / "run", recipe)
-            session = worker.prepare(run, {}, StopSignal())
-            if torch.cuda.is_available():
-                torch.cuda.reset_peak_memory_stats()
-            seconds, tokens = train(session)
-            sides[name] = _side(seconds[1:], tokens[1:])
-            del session
+    recipe = replace(
+        settled.recipe, steps=steps + 1, warmup_steps=0, bootstrap_epochs=0.0, save_every=10**6, report_to=()
+    )
+    seen = {name: _side(name, recipe, settled.ledger) for name in sides}
+    about = next(iter(seen.values()))
     return {
         "model": Path(recipe.model).name if Path(recipe.model).exists() else recipe.model,
         "path": recipe.path,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() and recipe.path != "cpu" else "cpu",
-        "torch": torch.__version__,
+        "device": about.pop("device", None),
+        "torch": about.pop("torch", None),
         "step": {
             "questions": recipe.prompts_per_step,
             "group": recipe.group_size,
             "micro_batch": recipe.micro_batch,
+            "rollout_rows": recipe.rollout_rows,
+            "checkpointing": recipe.gradient_checkpointing,
             "longest_completion": recipe.max_completion_tokens,
         },
-        **sides,
-        "times_faster": round(sides["trl"]["seconds_median"] / sides["ours"]["seconds_median"], 2),
+        **{name: {k: v for k, v in side.items() if k not in ("device", "torch")} for name, side in seen.items()},
+        "times_faster": _times(seen),
     }
 
 
-def _side(seconds: list[float], tokens: list[float]) -> dict[str, Any]:
-    import torch
+def _times(seen: Mapping[str, Mapping[str, Any]]) -> float | None:
+    ours, trl = (seen.get(name, {}).get("seconds_median") for name in SIDES)
+    return round(trl / ours, 2) if ours and trl else None
 
-    median = statistics.median(seconds)
+
+def _side(name: str, recipe: Recipe, settled: memory.Settled | None) -> dict[str, Any]:
+    """One side's figures; {error} with what was seen before it when its process failed."""
+    if name == "trl" and recipe.path in VLLM_PATHS:
+        recipe = replace(recipe, path="fp16-hf" if recipe.path.startswith("fp16") else "bf16-hf")
+    before = bench_memory.used_gib()
+    with tempfile.TemporaryDirectory() as folder:
+        run = create(Path(folder) / "run", recipe)
+        seen = _child([sys.executable, "-m", "grpo_portable.bench_side", str(run.path), name], run.path)
+        seen = run.read_json(bench_side.FILE) or seen
+        longest = ((run.read_json("run.json").get("data") or {}).get("train") or {}).get("longest_prompt_tokens")
+    device = seen.get("device_used_gib")
+    if device is not None:
+        device -= before.get(str(seen.get("uuid")), 0.0)
+    ledger = _ledger(recipe, settled, longest) if name == "ours" else None
+    return {
+        **{key: seen[key] for key in ("device", "torch", "error") if key in seen},
+        **_figures(seen.get("seconds", [])[1:], seen.get("tokens", [])[1:]),
+        "memory": bench_memory.against_ledger(ledger, seen.get("allocated_peak_gib", {}), device),
+    }
+
+
+def _child(command: Sequence[str], folder: Path) -> dict[str, Any]:
+    """{} when the command ended well, else {error}: its last line, or how long it was waited for."""
+    log = folder / "side.log"
+    with log.open("w", encoding="utf-8") as out:
+        try:
+            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False)
+        except subprocess.TimeoutExpired:
+            return {"error": f"it did not end within {LIMIT_S:.0f} s"}
+    if done.returncode == 0:
+        return {}
+    said = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return {"error": f"exit code {done.returncode}: {said[-1][:500] if said else 'nothing was said'}"}
+
+
+def _ledger(recipe: Recipe, settled: memory.Settled | None, longest: int | None) -> dict[str, float] | None:
+    """The ledger at the lengths that occur: the recipe's longest prompt is a limit that few data sets reach."""
+    shape = shape_of(recipe.model)
+    if settled is None or shape is None:
+        return None
+    setting = replace(
+        settled.setting,
+        prompt_tokens=longest or settled.setting.prompt_tokens,
+        completion_tokens=recipe.max_completion_tokens,
+    )
+    return memory.ledger(shape, setting)
+
+
+def _figures(seconds: Sequence[float], tokens: Sequence[float]) -> dict[str, Any]:
+    if not seconds:
+        return {}
     return {
         "seconds": [round(s, 3) for s in seconds],
-        "seconds_median": round(median, 3),
+        "seconds_median": round(statistics.median(seconds), 3),
         "tokens_a_step": round(statistics.mean(tokens)),
         "tokens_a_second": round(sum(tokens) / sum(seconds), 1),
-        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if torch.cuda.is_available() else None,
     }
-
-
-def _ours(session: worker.Session) -> tuple[list[float], list[float]]:
-    try:
-        worker.train_stage(session)
-    finally:
-        session.engine.close()
-    rows = session.recipe.prompts_per_step * session.recipe.group_size
-    lines = list(read_lines(session.run.metrics_file))
-    return [m["step_s"] for m in lines], [m["completion_tokens"] * rows for m in lines]
-
-
-def _trl(session: worker.Session) -> tuple[list[float], list[float]]:
-    """TRL's own trainer with its own generation, the same arguments and the same questions."""
-    from datasets import Dataset
-    from transformers import PrinterCallback, TrainerCallback
-
-    from grpo_portable import policy, rewards
-    from grpo_portable.arguments import training_arguments
-    from grpo_portable.trl_trainer import GRPOTrainer
-
-    session.engine.close()
-    recipe, builder, questions = session.recipe, session.builder, session.train
-    assert questions is not None
-    seconds: list[float] = []
-    tokens: list[float] = []
-
-    class Quiet(GRPOTrainer):
-        def _send_telemetry(self) -> None:
-            """Nothing is reported to the hub."""
-
-    class Clock(TrainerCallback):
-        began = 0.0
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self.began = time.perf_counter()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            seconds.append(time.perf_counter() - self.began)
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            if logs and "completions/mean_length" in logs:
-                tokens.append(logs["completions/mean_length"] * recipe.prompts_per_step * recipe.group_size)
-
-    rows = [{"prompt": builder.text(q.question), "gold": q.gold, "question": q.question} for q in questions.questions]
-    with policy.adapter_untouched(session.model):
-        trainer = Quiet(
-            model=session.model,
-            args=training_arguments(
-                recipe, output_dir=session.run.path, dtype=session.settings.dtype, cpu=session.cpu, world=1
-            ),
-            reward_funcs=[
-                *rewards.resolve(
-                    recipe.rewards, recipe.answer_style, max_completion_tokens=recipe.max_completion_tokens
-                )
-            ],
-            train_dataset=Dataset.from_list(rows),
-            processing_class=builder.tokenizer,
-            callbacks=[Clock()],
-        )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    return seconds, tokens
 
 
 def table(report: dict[str, Any]) -> str:
@@ -138,28 +131,63 @@ def table(report: dict[str, Any]) -> str:
     lines = [
         f"{report['model']} on {report['device']}, path {report['path']}, torch {report['torch']}: "
         f"{step['questions']} x {step['group']} completions of at most {step['longest_completion']} tokens",
-        f"{'':<30}{'s/step':>8}{'tokens/step':>13}{'tokens/s':>10}{'peak GiB':>10}",
+        f"{'':<30}{'s/step':>8}{'tokens/step':>13}{'tokens/s':>10}{'peak GiB':>10}{'ledger':>10}",
     ]
-    for name, title in (("ours", "grpo-portable"), ("trl", "TRL's default without vLLM")):
-        side = report[name]
-        peak = "" if side["peak_gib"] is None else f"{side['peak_gib']:.1f}"
-        lines.append(
-            f"{title:<30}{side['seconds_median']:>8.2f}{side['tokens_a_step']:>13,}{side['tokens_a_second']:>10,.0f}{peak:>10}"
-        )
-    return "\n".join([*lines, f"{report['times_faster']:.1f} times faster"])
+    for name, title in SIDES.items():
+        side = report.get(name)
+        if side is None:
+            continue
+        if "seconds_median" in side:
+            peak, planned = side["memory"]["device_peak_gib"], side["memory"]["ledger_sum_gib"]
+            lines.append(
+                f"{title:<30}{side['seconds_median']:>8.2f}{side['tokens_a_step']:>13,}{side['tokens_a_second']:>10,.0f}"
+                f"{'' if peak is None else f'{peak:.2f}':>10}{'' if planned is None else f'{planned:.2f}':>10}"
+            )
+        if "error" in side:
+            lines.append(f"{title:<30}{side['error']}")
+    if report["times_faster"]:
+        lines.append(f"{report['times_faster']:.1f} times faster")
+    return "\n".join(lines)
+
+
+def random_checkpoint(shape: str, folder: Path) -> Path:
+    """The recipe's file of a checkpoint with random weights, made in a process of its own so that its memory is free again."""
+    failed = _child([sys.executable, "-m", "grpo_portable.bench_checkpoint", shape, str(folder)], folder)
+    if failed:
+        raise EngineError(f"no checkpoint of {shape} could be made", because=failed["error"])
+    return folder / RECIPE_FILE
 
 
 def main(arguments: Sequence[str]) -> int:
+    from grpo_portable.bench import SHAPES
+
     parser = argparse.ArgumentParser(prog="grpo-portable bench step", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("recipe", help="a recipe's name or file")
+    parser.add_argument("recipe", nargs="?", help="a recipe's name or file; or give --shape")
+    parser.add_argument("--shape", help=f"random weights of this shape: {', '.join(SHAPES)}")
+    parser.add_argument("--path", help="where the step runs, as `path` of a recipe; the best one by default")
+    parser.add_argument("--sides", default="ours,trl", help="comma-separated: ours, trl")
+    parser.add_argument("--facts", help="plan by a saved look at this machine (grpo-doctor --save-facts)")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--steps", type=int, default=4, help="measured steps, after one to warm up")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
+    settings = [*given.settings, *([f"path={given.path}"] if given.path else [])]
+    sides = given.sides.split(",")
     try:
-        quiet.libraries()
-        prepared = launch.prepare(given.recipe, auto=True, overrides=given.settings)
-        report = bench_step(prepared.settled.recipe, max(1, given.steps))
+        if (given.recipe is None) == (given.shape is None):
+            raise UsageError("one of a recipe and --shape must be named", help="for example --shape qwen3-4b")
+        if given.shape is not None and given.shape not in SHAPES:
+            raise UsageError(f"there is no shape `{given.shape}`", help=f"one of: {', '.join(SHAPES)}")
+        if unknown := [name for name in sides if name not in SIDES]:
+            raise UsageError(f"there is no side `{unknown[0]}`", help=f"some of: {', '.join(SIDES)}")
+        shape = shape_from_config(SHAPES[given.shape], given.shape) if given.shape else None
+        size = int(memory.weight_bytes(shape, "bf16")) if shape else 0
+        with tempfile.TemporaryDirectory(dir=place(size)) as folder:
+            model = Path(folder) / str(given.shape)
+            model.mkdir()
+            name = given.recipe or str(random_checkpoint(given.shape, model))
+            prepared = launch.prepare(name, auto=True, overrides=settings, facts_file=given.facts)
+            report = bench_step(prepared.settled, max(1, given.steps), sides)
     except GrpoPortableError as error:
         print("\n".join(error.lines()))
         return error.exit_code

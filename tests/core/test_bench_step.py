@@ -1,8 +1,19 @@
 """A step of ours beside a step of TRL's: the same amount of work is asked of both, and both are measured."""
 
+import sys
+from dataclasses import replace
+
+import pytest
+
+from doctor import memory
+from doctor.shapes import shape_of
+from grpo_portable import bench_step as room
 from grpo_portable import catalogue
-from grpo_portable.bench_step import bench_step, table
+from grpo_portable.bench_checkpoint import alternating
+from grpo_portable.bench_memory import against_ledger
+from grpo_portable.bench_step import bench_step, main, table
 from grpo_portable.recipe import load
+from grpo_portable.settle import Settled
 
 SMALL = [
     "path=cpu",
@@ -19,10 +30,51 @@ SMALL = [
 
 
 def test_both_sides_make_the_steps_they_are_asked_for():
-    report = bench_step(load(catalogue.find("arithmetic-embedded"), SMALL), steps=2)
+    recipe = load(catalogue.find("arithmetic-embedded"), SMALL)
+    report = bench_step(Settled(recipe, (), memory.settle(shape_of("embedded"), "cpu", 8.0)), steps=2)
+    assert report["ours"]["memory"]["ledger_over_device"] > 0.5 and report["ours"]["memory"]["device_peak_gib"] < 8
     for side in ("ours", "trl"):
         assert len(report[side]["seconds"]) == 2 and all(s > 0 for s in report[side]["seconds"])
         assert 8 <= report[side]["tokens_a_step"] <= 8 * 24
     ratio = report["trl"]["seconds_median"] / report["ours"]["seconds_median"]
     assert abs(report["times_faster"] - ratio) <= 0.01 + 0.01 * ratio
     assert "TRL's default" in table(report)
+
+
+def test_a_side_that_fails_has_its_error_and_the_other_its_figures(tmp_path):
+    recipe = load(catalogue.find("arithmetic-embedded"), [*SMALL, "rewards=[no_such_module:reward]"])
+    report = bench_step(Settled(recipe, ()), steps=1, sides=("ours",))
+    assert "no_such_module" in report["ours"]["error"] and report["times_faster"] is None
+    assert "no_such_module" in table(report)
+    assert report["ours"]["memory"]["device_peak_gib"] > 0.1  # what was held until then
+    killed = room._child([sys.executable, "-c", "import os; print('the last word', flush=True); os._exit(9)"], tmp_path)
+    assert killed == {"error": "exit code 9: the last word"}
+
+
+def test_ratios_of_the_ledger_to_what_was_measured():
+    parts = {"weights": 7.5, "activations": 1.5, "context": 1.0}
+    found = against_ledger(parts, {"load": 7.0, "rollout": 8.0, "update": 9.0}, 12.5)
+    assert found["ledger_sum_gib"] == 10.0 and found["ledger_over_device"] == 0.8  # 10 / 12.5
+    assert found["ledger_over_allocated"] == 1.0  # torch does not see the context: 9 / 9
+    assert against_ledger(None, {}, None)["ledger_over_device"] is None
+
+
+def test_the_ledger_is_taken_at_the_lengths_that_occur():
+    recipe = replace(load(catalogue.find("arithmetic-embedded"), SMALL), max_completion_tokens=100)
+    shape = shape_of("embedded")
+    settled = memory.settle(shape, "cpu", 8.0, prompt_tokens=1000, completion_tokens=100)
+    short = room._ledger(recipe, settled, 28)
+    # 128 positions rather than 1,152 (both multiples of 128): the cache is a ninth
+    assert short["kv_cache"] * 9 == pytest.approx(settled.ledger["kv_cache"])
+
+
+def test_every_group_of_a_shape_is_learnt_from():
+    assert alternating(["a"] * 4) == [1.0, 0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["arithmetic-embedded", "--shape", "tiny"], ["--shape", "none"], ["x", "--sides", "a"]]
+)
+def test_a_command_that_cannot_be_meant_is_refused(words, capsys):
+    assert main(words) == 2
+    assert capsys.readouterr().out
