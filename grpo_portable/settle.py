@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from doctor import memory
-from doctor.diagnosis import PATHS, Diagnosis
+from doctor.diagnosis import PATHS, Diagnosis, Wall
 from grpo_portable.combinations import FLOAT16_PATHS, float16_refusal
 from grpo_portable.errors import PathClosed, RecipeError
 from grpo_portable.recipe import Recipe, check
 
+# Walls of speed alone: who names the path gets it, to measure it for instance.
+INSISTED = frozenset({"FP8-HF-UNPROVEN"})
 UNKNOWN_MICRO_BATCH, UNKNOWN_ROWS = 4, 64  # where the model's shape is not known
 
 
@@ -77,7 +79,8 @@ def _path(
     ledger_of: Callable[[str], memory.Settled | None],
 ) -> tuple[str, list[str]]:
     if recipe.path != "auto":
-        return _asked_for(recipe, diagnosis, can_run), [f"path {recipe.path} was asked for"]
+        path = _asked_for(recipe, diagnosis, can_run)
+        return path, [f"path {path} was asked for", *(f"but: {wall.fact}" for wall in _insisted(diagnosis, path))]
     reasons, passed = list(diagnosis.plan.reasons), dict[str, str]()
     for path in PATHS:
         state = diagnosis.paths.get(path)
@@ -123,7 +126,7 @@ def _asked_for(recipe: Recipe, diagnosis: Diagnosis, can_run: Mapping[str, str |
     """The recipe's own path, refused when it is closed, has no room or cannot run the recipe."""
     path = recipe.path
     state = diagnosis.paths.get(path)
-    if state is not None and not state.open:
+    if state is not None and not state.open and not INSISTED.issuperset(state.walls):
         wall = next((w for w in diagnosis.walls if w.code in state.walls), None)
         best = diagnosis.plan.path
         raise PathClosed(
@@ -135,6 +138,12 @@ def _asked_for(recipe: Recipe, diagnosis: Diagnosis, can_run: Mapping[str, str |
     if why_not:
         raise PathClosed(f"path {path} cannot run", because=why_not)
     return path
+
+
+def _insisted(diagnosis: Diagnosis, path: str) -> list[Wall]:
+    """The walls that only say a path is not known to be worth it, where the path was asked for all the same."""
+    state = diagnosis.paths.get(path)
+    return [w for w in diagnosis.walls if state is not None and w.code in INSISTED.intersection(state.walls)]
 
 
 def _unfit(recipe: Recipe, diagnosis: Diagnosis, path: str) -> str | None:

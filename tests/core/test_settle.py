@@ -99,6 +99,18 @@ def test_a_path_without_room_is_no_choice():
     )
 
 
+def test_a_path_closed_for_its_speed_alone_is_given_to_who_asks_for_it():
+    slow = Wall("FP8-HF-UNPROVEN", ("fp8-hf",), "FP8 has not been measured to be faster here")
+    asked = replace(RECIPE, path="fp8-hf")
+    machine = diagnosis("bf16-hf", CLOSED, walls=(NO_VLLM, slow))
+    settled = settle(asked, machine, auto=True, can_run=RUNS, ledger_of=LEDGER)
+    assert settled.recipe.path == "fp8-hf"
+    assert settled.reasons[:2] == ("path fp8-hf was asked for", f"but: {slow.fact}")
+    assert settle(RECIPE, machine, auto=True, can_run=RUNS, ledger_of=LEDGER).recipe.path == "bf16-hf"
+    with pytest.raises(PathClosed, match="fp8-hf is closed"):
+        settle(asked, diagnosis("bf16-hf", CLOSED, walls=(FP8, slow)), auto=True, can_run=RUNS, ledger_of=LEDGER)
+
+
 def test_a_closed_path_that_was_asked_for_names_the_wall():
     with pytest.raises(PathClosed) as caught:
         settle(
