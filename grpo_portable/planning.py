@@ -17,6 +17,7 @@ from doctor.shapes import Shape, shape_of
 from grpo_portable.ladder import CPU_PARAMETERS_LIMIT
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.available import unserved
+from grpo_portable.rollout.vllm_settings import block_refusal
 from grpo_portable.settle import Settled, settle
 
 
@@ -33,7 +34,7 @@ def plan(
         recipe,
         diagnosis,
         auto=auto,
-        can_run={**(can_run or unserved(recipe)), **_not_on_a_cpu(recipe)},
+        can_run={**(can_run or unserved(recipe)), **_blocks(recipe), **_not_on_a_cpu(recipe)},
         ledger_of=lambda path: ledger_of(recipe, diagnosis, path),
     )
     return settled, diagnosis
@@ -124,6 +125,15 @@ def _on_path(settled: Settled, diagnosis: Diagnosis) -> Diagnosis:
 def _shape(recipe: Recipe) -> Shape | None:
     name = shape_name(recipe)
     return shape_of(name) if name else None
+
+
+def _blocks(recipe: Recipe) -> dict[str, str | None]:
+    """FP8 with a scale a block is no choice for a model whose sizes are no multiples of a block."""
+    shape = _shape(recipe)
+    if shape is None or shape.stored == "fp8" or recipe.fp8_scales != "block":
+        return {}
+    reason = block_refusal(shape)
+    return {"fp8-vllm": f"{reason} (--set fp8_scales=row)"} if reason else {}
 
 
 def _not_on_a_cpu(recipe: Recipe) -> dict[str, str | None]:

@@ -20,6 +20,7 @@ from grpo_portable.errors import EngineError, EngineUnsupported
 BLOCK = 16  # tokens in a block of vLLM's KV cache
 HEADROOM = 0.92  # share of the free memory that may be planned away
 BATCHED_TOKENS = 8192  # prompt tokens in one forward pass
+FP8_BLOCK = 128  # vllm/model_executor/layers/quantization/utils/fp8_utils.py: group_size
 FP8 = {"row": "fp8_per_channel", "block": "fp8_per_block", "tensor": "fp8_per_tensor"}  # vllm/config/quantization.py
 GRAPHS = ("full", "compiled", "eager")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py: MaxLoRARanks
@@ -126,6 +127,17 @@ def quantization(ready: str | None, *, fp8: bool, scales: str) -> str | None:
     if scales not in FP8:
         raise EngineUnsupported(f"FP8 scales per `{scales}` are not known", help=f"one of: {', '.join(FP8)}")
     return FP8[scales]
+
+
+def block_refusal(shape: Shape) -> str | None:
+    """Why 128x128 blocks do not fit a model: vLLM's block product wants inputs of a multiple of 128. None: they do."""
+    inputs = {
+        "hidden size": shape.hidden,
+        "query size": shape.heads * shape.head_dim,
+        "MLP size": shape.intermediate,
+    }
+    odd = next(((name, size) for name, size in inputs.items() if size % FP8_BLOCK), None)
+    return f"fp8_scales: block wants multiples of {FP8_BLOCK}, and the {odd[0]} is {odd[1]}" if odd else None
 
 
 def precision(ready: str | None, *, fp8: bool, scales: str, dtype: str) -> str:

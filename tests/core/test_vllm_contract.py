@@ -640,9 +640,26 @@ def test_number_formats() -> None:
 
 
 def test_fp8_is_asked_for_and_told(llm: Any, source: Path) -> None:
-    engine = open_engine(with_lora(), source, copy="fp8", fp8_scales="block")
-    assert llm.made[0].arguments["quantization"] == "fp8_per_block"
-    assert engine.describe()["weights"] == "FP8, one scale a 128x128 block"
+    engine = open_engine(with_lora(), source, copy="fp8", fp8_scales="tensor")
+    assert llm.made[0].arguments["quantization"] == "fp8_per_tensor"
+    assert engine.describe()["weights"] == "FP8, one scale a tensor"
+
+
+def test_blocks_that_do_not_fit_are_refused_before_vllm_starts(llm: Any, source: Path) -> None:
+    with pytest.raises(EngineUnsupported, match="multiples of 128"):
+        open_engine(with_lora(), source, copy="fp8", fp8_scales="block")
+    assert not llm.made
+
+
+@pytest.mark.parametrize(
+    "name, refused",
+    [("HuggingFaceTB/SmolLM2-135M-Instruct", "hidden size is 576"), ("Qwen/Qwen3-4B", None), ("Qwen/Qwen3-0.6B", None)],
+)
+def test_which_models_fit_blocks(name: str, refused: str | None) -> None:
+    shape = shape_of(name)
+    assert shape is not None
+    told = vllm_settings.block_refusal(shape)
+    assert told is None if refused is None else told is not None and refused in told
 
 
 def in_fp8(folder: Path, block: int = 16) -> dict[str, torch.Tensor]:

@@ -25,8 +25,10 @@ import rollouts
 import tiny
 import torch
 
+from doctor.shape_files import shape_from_config
 from grpo_portable import policy
 from grpo_portable.recipe import Recipe
+from grpo_portable.rollout import vllm_settings
 from grpo_portable.rollout.protocol import Completion, Sampling
 
 pytestmark = [
@@ -35,7 +37,6 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
 ]
 MODEL = os.environ.get("GRPO_PORTABLE_TEST_MODEL")
-TIE = 0.15  # nats between two tokens that bfloat16 may order either way
 GREEDY = Sampling(max_tokens=48, temperature=0)
 RANDOM = {
     "vocab_size": 4096,
@@ -127,14 +128,27 @@ def told(what: str, off: torch.Tensor) -> str:
     return f"\n{what}: log-probabilities apart by {size.mean():.4f}, at most {size.max():.3f}, mean {off.mean():.4f}"
 
 
-def near_ties(adapted: Any, asked: list[list[int]], groups: list[list[Completion]], slack: float) -> None:
-    """Greedy rows: at every position the token drawn is the policy's first choice, up to `slack` nats."""
+def near_ties(adapted: Any, asked: list[list[int]], groups: list[list[Completion]]) -> None:
+    """Greedy rows: at every position the token drawn is the first choice of the policy in float32, up to a near tie.
+
+    Two logits may change places when both are off by as much as the policy's own bfloat16 forward is, and vLLM's adapter
+    kernels add in an order of their own, so that equal calls differ too.
+    """
+    exact = copy.deepcopy(adapted).float()
+    behind, noise = [], []
     for prompt, (row, *_) in zip(asked, groups, strict=True):
         ids = torch.tensor([[*prompt, *row.token_ids]], device="cuda")
+        drawn = ids[0, len(prompt) :, None]
         with torch.no_grad():
-            scores = torch.log_softmax(adapted(input_ids=ids).logits[0, len(prompt) - 1 : -1].float(), -1)
-        drawn = scores.gather(-1, ids[0, len(prompt) :, None])[:, 0]
-        assert (scores.max(-1).values - drawn).max() < slack
+            wide, narrow = (
+                torch.log_softmax(model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float(), -1)
+                for model in (exact, adapted)
+            )
+        behind.append(wide.max(-1).values - wide.gather(-1, drawn)[:, 0])
+        first = wide.argmax(-1, keepdim=True)
+        noise += [(wide - narrow).gather(-1, tokens)[:, 0].abs() for tokens in (drawn, first)]
+    assert torch.cat(behind).max() <= 2 * torch.cat(noise).max() + 1e-3
+    assert (torch.cat(behind) == 0).float().mean() > 0.9
 
 
 class TestSixteenBit:
@@ -149,7 +163,7 @@ class TestSixteenBit:
         asked = prompts(adapted)
         groups = engine.generate(asked, 2, GREEDY)
         assert all(group[0] == group[1] and len(group[0].token_ids) == 48 for group in groups)
-        near_ties(adapted, asked, groups, TIE)
+        near_ties(adapted, asked, groups)
 
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
     def test_logprobs_are_the_policys(self, made: Any, temperature: float) -> None:
@@ -174,7 +188,7 @@ class TestSixteenBit:
             move(adapted, seed)
             engine.sync(adapted)
             after = engine.generate(asked, 1, GREEDY)
-            near_ties(adapted, asked, after, TIE)
+            near_ties(adapted, asked, after)
             old, new = gap(adapted, asked, before), gap(adapted, asked, after)
             print(told("rows of the old adapter", old), told("of the new one", new))
             assert old.abs().mean() > 3 * new.abs().mean()
@@ -184,7 +198,7 @@ class TestSixteenBit:
         adapted, engine = made
         engine.sync(adapted)
         asked = prompts(adapted)
-        wanted = engine.generate(asked, 1, GREEDY)
+        near_ties(adapted, asked, engine.generate(asked, 1, GREEDY))
         for _ in range(3):
             torch.cuda.empty_cache()
             awake, began = torch.cuda.mem_get_info()[0], time.perf_counter()
@@ -195,7 +209,7 @@ class TestSixteenBit:
             woke = time.perf_counter() - began
             print(f"\nfreed {(asleep - awake) / 2**30:.2f} GiB in {slept:.2f} s; woke and wrote in {woke:.2f} s")
             assert asleep - awake > 0.8 * (engine.memory.gib["kv_cache"] + engine.memory.gib["engine_copy"]) * 2**30
-            assert [g[0].token_ids for g in made_again] == [g[0].token_ids for g in wanted]
+            near_ties(adapted, asked, made_again)
 
     def test_seeds_repeat_and_leave_the_trainers_generators_alone(self, made: Any) -> None:
         adapted, engine = made
@@ -208,24 +222,33 @@ class TestSixteenBit:
         )
         texts = [[row.token_ids for group in groups for row in group] for groups in drawn]
         assert len(set(texts[0])) == 8 and texts[0] != texts[2]
-        # the same noise on the same logits; kernels may round a batch another way, so a row or two may part at a near tie
-        assert sum(a == b for a, b in zip(texts[0], texts[1], strict=True)) >= 6
+        # the same noise on nearly the same logits (see near_ties), so some rows part, but none at its first token
+        assert sum(a == b for a, b in zip(texts[0], texts[1], strict=True)) >= 3
+        assert [row[:1] for row in texts[0]] == [row[:1] for row in texts[1]]
 
     def test_rows_end_where_they_should(self, made: Any) -> None:
         adapted, engine = made
         engine.sync(adapted)
         asked = prompts(adapted)
-        wanted = engine.generate(asked, 1, GREEDY)
-        stop = wanted[0][0].token_ids[5]
+        stop = engine.generate(asked, 1, GREEDY)[0][0].token_ids[5]
         groups = engine.generate(asked, 1, replace(GREEDY, stop_ids=(stop,)))
-        for (row,), (whole,) in zip(groups, wanted, strict=True):
-            end = whole.token_ids.index(stop) + 1 if stop in whole.token_ids else 48
-            assert row.token_ids == whole.token_ids[:end]
-            assert row.finish_reason == ("stop" if stop in whole.token_ids else "length")
+        near_ties(adapted, asked, groups)
+        for (row,) in groups:
+            assert stop not in row.token_ids[:-1]
+            ended = row.token_ids[-1] == stop
+            assert ended or len(row.token_ids) == 48
+            assert row.finish_reason == ("stop" if ended else "length")
+        assert any(row.finish_reason == "stop" for (row,) in groups)
         only = engine.generate(asked, 2, Sampling(max_tokens=20, top_k=1, seed=5))
-        near_ties(adapted, asked, only, TIE)
+        near_ties(adapted, asked, only)
         certain = [value == pytest.approx(0, abs=1e-5) for row in rollouts.flat(only) for value in row.logprobs]
         assert sum(certain) > 0.9 * len(certain)  # not where two logits are the same number in bfloat16
+
+
+def blocks_misfit(source: str) -> str | None:
+    shape = shape_from_config(policy.load(source, dtype="bfloat16", device="cpu").model.config.to_dict(), source)
+    assert shape is not None
+    return vllm_settings.block_refusal(shape)
 
 
 class TestFp8:
@@ -234,6 +257,8 @@ class TestFp8:
     def made(cls, source: str, request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
         if torch.cuda.get_device_capability() < (8, 9):
             pytest.skip("this card has no FP8 arithmetic")
+        if request.param == "block" and (odd := blocks_misfit(source)):
+            pytest.skip(odd)
         yield from opened(source, "fp8", sleep=None, fp8_scales=request.param)
 
     def test_fp8_samples_from_nearly_the_policy(self, made: Any) -> None:
