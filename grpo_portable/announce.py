@@ -22,8 +22,8 @@ def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None) -> st
         ("rewards", " + ".join(recipe.rewards)),
         (
             "a step",
-            f"{recipe.prompts_per_step} questions x {recipe.group_size} completions of at most "
-            f"{recipe.max_completion_tokens} tokens; micro-batch {recipe.micro_batch} of {completions}",
+            f"{recipe.prompts_per_step} questions x {recipe.group_size} completions of at most {_room(recipe)}; "
+            f"micro-batch {recipe.micro_batch} of {completions}",
         ),
         (
             "steps",
@@ -60,6 +60,13 @@ def _model(recipe: Recipe) -> str:
         return f"{recipe.model}, all weights trained"
     kind = ("DoRA" if recipe.dora else "LoRA") + (" (rsLoRA)" if recipe.rslora else "")
     return f"{recipe.model}, {kind} of rank {recipe.lora_rank}"
+
+
+def _room(recipe: Recipe) -> str:
+    """How long an answer may be; with context_tokens the prompts decide, which are not tokenised yet."""
+    if recipe.context_tokens and recipe.context_tokens <= recipe.max_completion_tokens:
+        return f"{recipe.context_tokens} tokens less the longest prompt"
+    return f"{recipe.max_completion_tokens} tokens"
 
 
 def _epochs(count: float) -> str:

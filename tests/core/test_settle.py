@@ -132,6 +132,19 @@ def test_all_weights_are_never_trained_on_a_quantised_base():
     assert settled.recipe.path == "cpu"
 
 
+def test_the_plan_tells_how_long_an_answer_may_be():
+    def told(**lengths):
+        recipe = replace(RECIPE, max_completion_tokens=1984, **lengths)
+        settled = settle(recipe, diagnosis("bf16-hf", CLOSED), auto=True, can_run=RUNS, ledger_of=LEDGER)
+        return " ".join(announce.plan_text(settled, diagnosis("bf16-hf", CLOSED), None).split())
+
+    assert "completions of at most 1984 tokens;" in told()
+    assert "completions of at most 1984 tokens;" in told(context_tokens=2048)
+    assert "completions of at most 512 tokens less the longest prompt;" in told(
+        context_tokens=512, max_prompt_tokens=256
+    )
+
+
 def test_the_plan_as_text_says_what_why_and_what_was_closed():
     d = diagnosis("bf16-hf", CLOSED)
     settled = settle(RECIPE, d, auto=True, can_run=RUNS, ledger_of=LEDGER)
