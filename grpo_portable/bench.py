@@ -8,6 +8,7 @@ engine does the same work. One warm-up comes first; the reported rate is the med
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import statistics
@@ -152,9 +153,10 @@ def _measure(
             raise UsageError("vLLM is measured on dense weights only")
         from grpo_portable.rollout.vllm import bench_vllm
 
-        seen: dict[str, Any] = bench_vllm(
-            config, prompts, work.group, work.new_tokens, rows=work.width, repeats=repeats
-        )
+        with contextlib.redirect_stdout(sys.stderr):  # its log goes to stdout, where the figures belong
+            seen: dict[str, Any] = bench_vllm(
+                config, prompts, work.group, work.new_tokens, rows=work.width, repeats=repeats
+            )
         return _result(tokens, seen, ["no adapter"])
     policy, notes = random_policy(config, base, work.lora_rank, work.seed, where, dtype)
     _settle(where, reset=True)
