@@ -65,10 +65,17 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    model: Annotated[str, typer.Option(help="hub id, folder, GGUF file, or `embedded`")],
+    model: Annotated[
+        str | None, typer.Option(help="hub id, folder, GGUF file, or `embedded`; default: that of the adapter's run")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="held-out questions: hub id, file, or `arithmetic`")] = None,
-    adapter: Annotated[Path | None, typer.Option(help="adapter folder to put on the model")] = None,
-    recipe: Annotated[str | None, typer.Option(help="recipe whose prompt and limits are used")] = None,
+    adapter: Annotated[Path | None, typer.Option(help="adapter folder to put on the model, or its run")] = None,
+    base_too: Annotated[
+        bool, typer.Option("--base-too", help="ask the model without the adapter as well, and give the delta")
+    ] = False,
+    recipe: Annotated[
+        str | None, typer.Option(help="recipe whose prompt and limits are used; default: that of the adapter's run")
+    ] = None,
     settings: Settings = None,
     path: Annotated[str | None, typer.Option(help="path to take; default: the best open one")] = None,
     out: Annotated[Path | None, typer.Option(help="run folder; default runs/eval-<time>")] = None,
@@ -76,10 +83,14 @@ def evaluate(
 ) -> None:
     """Evaluate any model on any questions, with the prompt, extractor and statistics of training."""
     from grpo_portable import launch
+    from grpo_portable.eval_task import eval_task
 
-    overrides = [*list(settings or []), f"model={model}"]
-    overrides += [f"{key}={value}" for key, value in (("eval_data", data), ("path", path)) if value is not None]
-    launch.evaluate(recipe, adapter=adapter, overrides=overrides, out=out, resuming=resume)
+    if resume:
+        launch.resume_evaluation(out, base_too=base_too)
+        return
+    changes = [*list(settings or []), *([f"path={path}"] if path else [])]
+    task = eval_task(recipe, model=model, data=data, adapter=adapter, settings=changes, base_too=base_too)
+    launch.evaluate(task, out=out)
 
 
 @app.command()

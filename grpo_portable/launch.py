@@ -20,6 +20,7 @@ from doctor.facts import Facts, facts_to_json
 from grpo_portable import announce, catalogue, planning, reach, supervise
 from grpo_portable import run as run_folder
 from grpo_portable.errors import DataError, ModelError, PathClosed, RecipeError, RunFolderError, UsageError
+from grpo_portable.eval_task import EvalTask
 from grpo_portable.recipe import Recipe, is_template, load, parsed, with_template
 from grpo_portable.rollout.available import unavailable, unserved
 from grpo_portable.rows import SUFFIXES
@@ -74,19 +75,28 @@ def resume(out: Path | None, *, fallback: bool) -> None:
     finish(folder, fallback=fallback)
 
 
-def evaluate(
-    name: str | None, *, adapter: Path | None, overrides: Sequence[str], out: Path | None, resuming: bool
-) -> None:
+def evaluate(task: EvalTask, *, out: Path | None) -> None:
     """Evaluate a model, with or without an adapter, in a run folder of its own."""
-    if resuming:
-        folder = run_folder.open_run(out or _newest(trains=False))
-        print(f"run folder: {folder.path}\n", flush=True)
-    else:
-        prepared = prepare(name, auto=True, overrides=overrides)
-        _need_training_stack()
-        folder = _new_folder(replace(prepared, name="eval"), out)
-        task = {"only": "evaluate", "adapter": run_folder.shortened(str(adapter.resolve())) if adapter else None}
-        folder.write_json("task.json", task)
+    if task.told:
+        print(task.told, flush=True)
+    prepared = prepare(task.recipe, auto=True, overrides=task.overrides)
+    _need_training_stack()
+    folder = _new_folder(replace(prepared, name="eval"), out)
+    folder.write_json("task.json", task.to_json())
+    print(f"run folder: {folder.path}\n", flush=True)
+    finish(folder, fallback=True)
+    if task.adapter and not task.base_too:
+        print(f"the delta against the base: grpo-portable eval --resume --out {folder.path} --base-too")
+
+
+def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
+    """Go on with an evaluation; `base_too` asks the model without its adapter as well."""
+    folder = run_folder.open_run(out or _newest(trains=False))
+    if base_too:
+        if not folder.read_json("task.json").get("adapter"):
+            raise UsageError(f"`{folder.path}` evaluates no adapter", help="start one with --adapter and --base-too")
+        folder.update_json("task.json", base_too=True)
+    print(f"run folder: {folder.path}\n", flush=True)
     finish(folder, fallback=True)
 
 

@@ -100,6 +100,8 @@ def score_run(run: RunFolder, style: str | None = None) -> dict[str, Any]:
         style,
         {stage: found for stage, found in samples.items() if found},
     )
+    if run.read_json("task.json").get("base_too"):
+        scores["subject"] = "the adapter"  # nothing was trained here
     run.write_json("scores.json", scores)
     return scores
 

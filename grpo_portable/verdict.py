@@ -31,8 +31,10 @@ def sentence(scores: Mapping[str, Any]) -> str:
     if strict["verdict"] == "higher" and scores["lenient"]["verdict"] != "higher":
         of_format = "it is one of format: " if _is_format(scores) else "small: "
         end = f"the gain is real, but {of_format}{_lenient(scores)}"
+    subject = str(scores.get("subject") or "GRPO")
     return (
-        f"GRPO {verb} strict accuracy from {percent(strict['base'])}{start} to {percent(strict['tuned'])} "
+        f"{subject[0].upper()}{subject[1:]} {verb} strict accuracy from {percent(strict['base'])}{start} "
+        f"to {percent(strict['tuned'])} "
         f"on {strict['n']:,} questions ({points(strict['delta'])} points, 95 % interval {span(strict['interval'], sign=True)}, "
         f"exact {p_text(strict['p'])}): {end}."
     )

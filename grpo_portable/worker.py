@@ -71,7 +71,7 @@ def run_stages(run: RunFolder, stop: StopSignal) -> None:
     session = prepare(run, task, stop)
     try:
         if task.get("only") == "evaluate":
-            evaluate_stage(session, "tuned" if task.get("adapter") else "base")
+            _evaluate_only(session, task)
             return
         if not run.adapter.is_dir():
             evaluate_stage(session, "base")
@@ -85,6 +85,15 @@ def run_stages(run: RunFolder, stop: StopSignal) -> None:
     finally:
         session.engine.close()
         record.peak_memory(run)
+
+
+def _evaluate_only(session: Session, task: dict[str, Any]) -> None:
+    """The model as it is, or with the adapter on and, if asked for, off: the same engine and prompts for both."""
+    if task.get("base_too") or not task.get("adapter"):
+        with policy.without_adapter(session.model):
+            evaluate_stage(session, "base")
+    if task.get("adapter"):
+        evaluate_stage(session, "tuned")
 
 
 # --- preparation

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import tiny
 
-from grpo_portable import checkpoint, evaluate, failure, policy, run, trainer, worker
+from grpo_portable import checkpoint, evaluate, failure, policy, run, scoring, trainer, verdict, worker
 from grpo_portable.ladder import EXIT
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import read_lines
@@ -284,6 +284,19 @@ def test_evaluation_alone(inputs: Path, whole: Path, tmp_path: Path) -> None:
         ours = list(read_lines(folder / "generations" / f"{stage}.jsonl"))
         assert ours == list(read_lines(whole / "generations" / f"{stage}.jsonl"))
         assert not (folder / "adapter").exists()
+
+
+def test_an_adapter_and_its_base_are_asked_in_one_evaluation(inputs: Path, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    made = run.create(folder, recipe(inputs))
+    made.write_json("task.json", {"only": "evaluate", "adapter": str(whole / "adapter"), "base_too": True})
+    assert start(folder) == 0, (folder / "worker.log").read_text()
+    for stage in ("base", "tuned"):
+        ours = list(read_lines(folder / "generations" / f"{stage}.jsonl"))
+        assert ours == list(read_lines(whole / "generations" / f"{stage}.jsonl")), stage
+    scores, of_the_run = scoring.score_run(made), scoring.score_run(run.open_run(whole))
+    assert {**scores, "subject": None} == {**of_the_run, "subject": None}
+    assert verdict.sentence(scores).startswith("The adapter moved strict accuracy from")
 
 
 def test_the_run_is_told_what_the_data_settled(inputs: Path, tmp_path: Path) -> None:
