@@ -203,6 +203,11 @@ def _notes(runs: Sequence[RunFolder], names: Sequence[str]) -> list[str]:
     recipes = [asdict(run.recipe()) for run in runs]
     differing = [key for key in recipes[0] if key not in EXPECTED and len({str(r[key]) for r in recipes}) > 1]
     notes = [f"the recipes differ in {', '.join(differing)}: rows differ by more than the path"] if differing else []
+    cut = [name for name, r in zip(names, recipes, strict=True) if r["min_p"] or r["top_k"] or r["top_p"] < 1]
+    if cut:
+        notes.append(
+            f"{', '.join(cut)}: unlikely tokens are not drawn (min_p, top_k, top_p), and sampler KL holds that too"
+        )
     for run, name in zip(runs, names, strict=True):
         made = {span["path"] for stage in (run.read_json("run.json").get("stages") or {}).values()
                 for span in stage.get("paths", [])}  # fmt: skip

@@ -72,6 +72,13 @@ def test_a_run_that_left_its_path_is_named(three: list[RunFolder]) -> None:
     assert side_by_side(three).notes == ("`fp8` changed its path on the way (bf16-hf, fp8-vllm): its row is a mixture",)
 
 
+def test_what_truncation_does_to_the_sampler_kl_is_named(three: list[RunFolder], tmp_path: Path) -> None:
+    other = made(tmp_path / "cut", [1.0, 2.0], ["right"] * 20, min_p=0.1)
+    notes = side_by_side([*three, other]).notes
+    assert notes[0].startswith("the recipes differ in min_p:")
+    assert notes[1].startswith("cut: unlikely tokens are not drawn")
+
+
 def test_memory_is_what_the_run_counted(three: list[RunFolder]) -> None:
     held = {"policy": 0.25, "trained": 0.07, "engine_weights": 0.15, "engine_kv_cache": 1.5}
     three[1].update_json(
