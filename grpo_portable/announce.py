@@ -45,6 +45,8 @@ def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None) -> st
 
 def _engine(recipe: Recipe) -> str:
     engine = "vLLM" if recipe.path.endswith("-vllm") else "portable engine, no vLLM"
+    if recipe.backend == "server":
+        engine = f"rollouts by the vLLM server at {recipe.vllm_server}"
     weights = {
         "fp8": "FP8 weights",
         "bf16": "BF16 weights",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from doctor.diagnosis import VLLM_PATHS
 from grpo_portable.errors import RecipeError
@@ -36,9 +37,29 @@ def float16_refusal(model: str) -> str | None:
     return None
 
 
+def address_refusal(url: str) -> str | None:
+    """Why a text is no address of a server, None when it is one. The text itself is not repeated: it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        known = False
+    if not known:
+        return "it is no http:// or https:// address"
+    if parts.username or parts.password or parts.query or parts.fragment:
+        return "a recipe is kept with the run, so an address holds no name, password or query"
+    return None
+
+
+def samples_elsewhere(recipe: Recipe) -> bool:
+    """Whether the rollouts come from a vLLM server."""
+    return recipe.backend == "server" or (recipe.backend == "auto" and bool(recipe.vllm_server))
+
+
 def _refusals(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     """(fact, because, help) of every pair that does not combine."""
     yield from _adapter(recipe)
+    yield from _server(recipe)
     yield from _loss(recipe)
     yield from _rewards(recipe)
     if recipe.path in FLOAT16_PATHS and (because := float16_refusal(recipe.model)):
@@ -93,6 +114,28 @@ def _adapter(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
             "lora_targets names lm_head",
             "log-probabilities are read from its weight, so an adapter there is not seen",
             "leave lm_head out, or use all-linear",
+        )
+
+
+def _server(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    if recipe.vllm_server and (because := address_refusal(recipe.vllm_server)):
+        yield "`vllm_server` cannot be used", because, "write http://host:port; a key goes into VLLM_API_KEY"
+    if recipe.backend == "server" and not recipe.vllm_server:
+        yield "backend server without `vllm_server`", "there is nobody to ask", "set vllm_server to http://host:port"
+    if not samples_elsewhere(recipe):
+        return
+    if recipe.path in VLLM_PATHS:
+        yield (
+            f"path {recipe.path} with a vLLM server",
+            "that path starts a vLLM of its own beside the policy",
+            "choose a path that ends in -hf, qlora-hf or cpu: it says how the policy that learns is held",
+        )
+    if recipe.lora_rank == 0 or recipe.dora or recipe.lora_rank > 512:
+        what = "all weights are trained" if recipe.lora_rank == 0 else "DoRA" if recipe.dora else "rank above 512"
+        yield (
+            f"a vLLM server with {what}",
+            "a server is handed LoRA and rsLoRA adapters of rank 1 to 512, and nothing else",
+            "set lora_rank and dora so, or leave vllm_server out",
         )
 
 

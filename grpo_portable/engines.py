@@ -24,7 +24,7 @@ class PathSettings:
     """`dtype`: of the update's arithmetic and of frozen weights. `copy`: the engine's own weights (auto, none, fp8)."""
 
     path: str
-    engine: str  # vllm | portable
+    engine: str  # vllm | portable | server
     dtype: str  # bfloat16 | float16 | float32
     quantization: str | None  # of the policy's frozen weights: nf4 or None
     copy: str
@@ -32,12 +32,12 @@ class PathSettings:
     @property
     def samples_from_other_weights(self) -> bool:
         """Whether sampler and trainer differ by more than rounding, so that the importance ratio must be corrected."""
-        return self.engine == "vllm" or self.copy == "fp8"
+        return self.engine in ("vllm", "server") or self.copy == "fp8"
 
 
-def path_settings(path: str, *, bfloat16: bool) -> PathSettings:
+def path_settings(path: str, *, bfloat16: bool, backend: str = "plain") -> PathSettings:
     """The settings of a path. `bfloat16`: whether the card computes in it (compute capability 8.0 or higher)."""
-    engine = "vllm" if path in VLLM_PATHS else "portable"
+    engine = "server" if backend == "server" else "vllm" if path in VLLM_PATHS else "portable"
     if path == "cpu":
         return PathSettings(path, engine, "float32", None, "none")
     half = "float16" if path.startswith("fp16") or not bfloat16 else "bfloat16"
@@ -59,6 +59,10 @@ def open_engine(
 
     vLLM may hang while it starts, in code no exception reaches: after `limit_s` the process ends as after an engine's error.
     """
+    if settings.engine == "server":
+        server = importlib.import_module("grpo_portable.rollout.server")
+        run.heartbeat(f"asking the vLLM server at {recipe.vllm_server}")
+        return server.make(model, tokenizer, recipe, dtype=settings.dtype, tick=run.beat)
     rows = int(recipe.rollout_rows)
     if settings.engine == "vllm":
         vllm = importlib.import_module("grpo_portable.rollout.vllm")  # only this path needs vLLM's wrapper

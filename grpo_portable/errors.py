@@ -5,6 +5,7 @@
     │   ├── RecipeError          unknown key, wrong type, values that do not combine
     │   ├── DataError            a data set that cannot be read or holds no usable rows
     │   ├── ModelError           a model that cannot be found, read or reached
+    │   ├── ServerError          a vLLM server that does not answer, or is not set up for this run
     │   └── RunFolderError       the output folder cannot be used
     ├── PathClosed        1      the path asked for is closed on this machine, or none is open
     ├── RewardError       1      rewards that raise or return no number too often
@@ -57,6 +58,10 @@ class DataError(UsageError):
 
 
 class ModelError(UsageError):
+    pass
+
+
+class ServerError(UsageError):
     pass
 
 

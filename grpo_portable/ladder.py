@@ -1,8 +1,9 @@
 """How a worker ended, and where the run goes on: two pure functions, no process is touched here.
 
-A rung is a path with the two sizes that memory decides. Groups stay whole on every rung: an out-of-memory error halves the
-micro-batch (same groups, same denominator, same gradient up to rounding) or the number of rows generated at once, before the
-path is given up. A user's mistake is never retried.
+A rung is a path with the two sizes that memory decides, and the backend. Below a backend that is not the project's own lies the
+same path without it. Groups stay whole on every rung: an out-of-memory error halves the micro-batch (same groups, same
+denominator, same gradient up to rounding) or the number of rows generated at once, before the path is given up. A user's
+mistake is never retried.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Rung:
     path: str
     micro_batch: int
     rollout_rows: int
+    backend: str = "plain"  # plain | server | unsloth
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def next_step(rung: Rung, ending: Ending, rungs: Sequence[str], retries: int, fi
         return Step(None, f"{ending.kind}: a lower path would not change it")
     if ending.kind == "hang" and ending.phase.startswith("rewards"):
         return Step(None, "a reward does not return: a lower path would not change it")
-    if ending.kind == "import" and not rung.path.endswith("-vllm"):
+    if ending.kind == "import" and rung.backend == "plain" and not rung.path.endswith("-vllm"):
         return Step(None, "a package the lower paths need as well cannot be imported")
     if ending.kind == "oom":
         smaller = _smaller(rung, ending.phase, first)
@@ -115,10 +117,13 @@ def next_step(rung: Rung, ending: Ending, rungs: Sequence[str], retries: int, fi
             return Step(smaller, f"out of memory while {ending.phase}: {_change(rung, smaller)}, groups stay whole")
     if ending.kind in ("killed", "crash", "hang") and retries == 0 and not rung.path.endswith("-vllm"):
         return Step(rung, f"{_ENDED[ending.kind]}; one more try on the same path")
+    if rung.backend != "plain":
+        told = f"the {rung.backend} backend ended ({ending.kind}): {ending.error}"
+        return Step(replace(first, path=rung.path, backend="plain"), told)
     below = _below(rung.path, rungs)
     if below is None:
         return Step(None, f"no path is open below {rung.path}")
-    return Step(replace(first, path=below), f"{rung.path} ended ({ending.kind}): {ending.error}")
+    return Step(replace(first, path=below, backend="plain"), f"{rung.path} ended ({ending.kind}): {ending.error}")
 
 
 def rungs_from_answer(answer: Mapping[str, Any], start: str, parameters: int | None) -> tuple[str, ...]:

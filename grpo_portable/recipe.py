@@ -139,6 +139,16 @@ class Recipe:
     min_p: float = _f(0.0, "leave out tokens below this share of the likeliest; 0 is off", low=0, high=1)
     repetition_penalty: float = _f(1.0, "divides the logits of tokens already written; 1 is off", low=0.1)
     stop: tuple[str, ...] = _f([], "strings that end a completion, beside the model's end token")
+    backend: str = _f(
+        "auto",
+        "who holds the policy and samples from it: `plain` (this project's own engines), `server` (a vLLM that runs "
+        "elsewhere), `unsloth`; `auto` takes `server` where vllm_server is given, else `plain`",
+        ("auto", "plain", "server", "unsloth"),
+    )
+    vllm_server: str = _f("", "address of a running `vllm serve` that makes the rollouts, as http://host:port")
+    vllm_adapters: str = _f(
+        "", "folder that the vLLM server sees under the same path, for adapters; empty: shared memory of this machine"
+    )
     fp8_scales: str = _f(
         "row", "weights of an FP8 vLLM engine get one scale a row, 128x128 block or tensor", ("row", "block", "tensor")
     )

@@ -5,7 +5,7 @@
     metrics.jsonl one line an optimizer step      events.jsonl  faults, retries, fallbacks, skipped rows
     generations/  base.jsonl, bootstrap.jsonl, tuned.jsonl (+ base-sampled.jsonl, tuned-sampled.jsonl)
     scores.json   report.md   charts/             adapter/    checkpoints/step-000010/
-    rung.json     what the ladder changed (path, micro_batch, rollout_rows); failure.json  how the last worker failed
+    rung.json     what the ladder changed (path, micro_batch, rollout_rows, backend); failure.json  how the last worker failed
     worker.log    heartbeat                       the worker's output, and the time of its last sign of life
 
 JSON files are replaced atomically; JSONL files are appended line by line and a torn last line is ignored when read.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from doctor import memory
 from doctor.diagnosis import PATHS, Diagnosis, Wall
-from grpo_portable.combinations import FLOAT16_PATHS, float16_refusal
+from grpo_portable.combinations import FLOAT16_PATHS, float16_refusal, samples_elsewhere
 from grpo_portable.errors import PathClosed, RecipeError
 from grpo_portable.recipe import Recipe, check
 
@@ -56,11 +56,23 @@ def settle(
         reasons.append(
             "DoRA de-quantises every base weight in every forward pass: expect slow updates on 4-bit weights"
         )
-    settled = replace(recipe, path=path, eval_data=recipe.data if recipe.eval_data == "auto" else recipe.eval_data)
+    backend, why = _backend(recipe)
+    reasons += why
+    settled = replace(
+        recipe, path=path, backend=backend, eval_data=recipe.data if recipe.eval_data == "auto" else recipe.eval_data
+    )
     ledger = ledger_of(path)
     settled = _sizes(settled, diagnosis, ledger, reasons)
     check(settled, "the settled recipe")
     return Settled(settled, tuple(reasons), ledger)
+
+
+def _backend(recipe: Recipe) -> tuple[str, list[str]]:
+    """Who holds the policy and samples from it, and the reasons."""
+    if samples_elsewhere(recipe):
+        told = f"rollouts come from the vLLM server at {recipe.vllm_server}; if it fails, from the path's own engine"
+        return "server", [told]
+    return "plain", []
 
 
 def _named(recipe: Recipe) -> None:

@@ -83,7 +83,8 @@ def _climb_down(run: RunFolder, fallback: bool, processes: int, limits: Limits) 
 
 
 def _rung(recipe: Recipe) -> ladder.Rung:
-    return ladder.Rung(str(recipe.path), int(recipe.micro_batch), int(recipe.rollout_rows))
+    backend = "plain" if recipe.backend == "auto" else recipe.backend
+    return ladder.Rung(str(recipe.path), int(recipe.micro_batch), int(recipe.rollout_rows), backend)
 
 
 def _made(run: RunFolder) -> tuple[int, ...]:

@@ -104,7 +104,7 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     from transformers import set_seed
 
     recipe = run.recipe()
-    settings = path_settings(recipe.path, bfloat16=_computes_in_bfloat16())
+    settings = path_settings(recipe.path, bfloat16=_computes_in_bfloat16(), backend=recipe.backend)
     device = _device(recipe)
     run.heartbeat("reading the questions")
     only_evaluate = task.get("only") == "evaluate"

@@ -20,15 +20,19 @@ YOUNG_S = 60.0  # a folder this young may not have taken its lock yet
 class Scratch:
     """A private folder; `close` removes it. Use as a context manager, or keep it as long as its files are needed."""
 
-    def __init__(self, size: int) -> None:
-        """`size`: bytes it must have room for."""
+    def __init__(self, size: int, shared: Path | None = None) -> None:
+        """`size`: bytes it must have room for. `shared`: put it there, and let others read it; OSError if it cannot be."""
         import fcntl  # Linux and macOS; vLLM runs on no other system
 
-        root = place(size)
-        sweep(root)
+        root = place(size) if shared is None else shared
+        if shared is None:  # elsewhere a lock may count on one host only
+            sweep(root)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+        if shared is not None:
+            self.path.chmod(0o755)
         self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError) if shared is not None else contextlib.nullcontext():  # some have no locks
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def close(self) -> None:
         if self._lock >= 0:

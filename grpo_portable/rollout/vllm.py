@@ -68,7 +68,9 @@ def make(
     with _location(recipe.model, policy, tokenizer, dtype) as model:
         ready = vllm_settings.ready_format(_quantization_of(model))
         shape = shape_from_config(vllm_adapter.base_of(policy).config.to_dict(), recipe.model)
-        odd = vllm_settings.block_refusal(shape) if shape and fp8 and not ready and recipe.fp8_scales == "block" else None
+        odd = (
+            vllm_settings.block_refusal(shape) if shape and fp8 and not ready and recipe.fp8_scales == "block" else None
+        )
         if odd:
             raise EngineUnsupported(f"vLLM cannot make this model's FP8 weights: {odd}", help="--set fp8_scales=row")
         memory = _memory(policy, recipe, rows, "fp8" if fp8 or ready == "fp8" else "none", dtype, sleep)
@@ -77,13 +79,13 @@ def make(
             dtype=dtype,
             quantization=vllm_settings.quantization(ready, fp8=fp8, scales=recipe.fp8_scales),
             rows=rows,
-            context=min(recipe.max_prompt_tokens + recipe.max_completion_tokens, _context(policy)),
+            context=min(recipe.max_prompt_tokens + recipe.max_completion_tokens, vllm_adapter.context(policy)),
             memory=memory,
             layout=vllm_adapter.layout(policy),
             graphs=graphs,
             seed=recipe.seed,
         )
-        engine = VllmRollout(arguments, memory, tokenizer, vocabulary=_vocabulary(policy), dtype=dtype)
+        engine = VllmRollout(arguments, memory, tokenizer, vocabulary=vllm_adapter.vocabulary(policy), dtype=dtype)
     engine.precision = vllm_settings.precision(ready, fp8=fp8, scales=recipe.fp8_scales, dtype=dtype)
     engine.rest()
     return engine
@@ -357,16 +359,6 @@ def _weight_bytes(model: Any) -> int:
 
 def _parameters(policy: Any) -> int:
     return sum(p.numel() for name, p in vllm_adapter.base_of(policy).named_parameters() if ".lora_" not in name)
-
-
-def _context(policy: Any) -> int:
-    config = vllm_adapter.base_of(policy).config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return getattr(text, "max_position_embeddings", None) or 1 << 30
-
-
-def _vocabulary(policy: Any) -> int:
-    return int(vllm_adapter.base_of(policy).get_input_embeddings().weight.shape[0])
 
 
 def _card() -> tuple[float, float]:

@@ -38,6 +38,18 @@ def base_of(policy: Any) -> Any:
     return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
+def context(policy: Any) -> int:
+    """The most tokens of prompt and answer together that the policy was made for."""
+    config = base_of(policy).config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(text, "max_position_embeddings", None) or 1 << 30
+
+
+def vocabulary(policy: Any) -> int:
+    """Rows of the policy's input embedding."""
+    return int(base_of(policy).get_input_embeddings().weight.shape[0])
+
+
 def refusal(policy: Any, *, fp8: bool) -> str | None:
     """Why vLLM cannot sample from this policy, None when it can."""
     adapted = [m for m in base_of(policy).modules() if hasattr(m, "lora_A")]

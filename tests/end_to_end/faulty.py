@@ -82,8 +82,9 @@ def on_the_cpu() -> None:
     """In a worker: no card is needed for any path."""
     import torch
 
-    def settings(path: str, *, bfloat16: bool) -> engines.PathSettings:
-        return replace(engines.path_settings(path, bfloat16=bfloat16), dtype="float32", quantization=None)
+    def settings(path: str, *, bfloat16: bool, backend: str = "plain") -> engines.PathSettings:
+        own = engines.path_settings(path, bfloat16=bfloat16, backend=backend)
+        return replace(own, dtype="float32", quantization=None)
 
     worker._device = lambda recipe: torch.device("cpu")
     worker.path_settings = settings
