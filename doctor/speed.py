@@ -86,9 +86,11 @@ def estimate_text(diagnosis: Diagnosis, *, steps: int, **sizes: Any) -> str | No
 
 
 def duration(seconds: float) -> str:
-    """`48 s`, `12 min`, `3.1 h`."""
+    """`48 s`, `12 min`, `3.1 h`, `27 days`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
+    if seconds >= 72 * 3600:
+        return f"{seconds / 86400:.0f} days"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -91,9 +92,9 @@ def plain() -> str:
 
 def machine(facts: Facts) -> str:
     """This machine in a few words."""
-    names = [gpu.name or "a GPU" for gpu in facts.gpus or ()]
-    if names:
-        return f"{len(names)} x {names[0]}" if len(names) > 1 else names[0]
+    if facts.gpus:
+        kinds = Counter(gpu.name or "a GPU" for gpu in facts.gpus)
+        return " + ".join(f"{count} x {name}" if count > 1 else name for name, count in kinds.items())
     if facts.gpus is None:
         return "no GPU was looked for"
     ram = f", {facts.host.ram_gib:.0f} GiB of memory free" if facts.host.ram_gib is not None else ""

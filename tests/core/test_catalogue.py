@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from doctor.diagnosis import PATHS
 from doctor.facts import Facts, Gpu, Host, Probe, facts_from_json
+from doctor.speed import duration
 from grpo_portable import catalogue, cli, launch, listing, planning, recipe_page, rewards
 from grpo_portable.errors import PathClosed, RecipeError, RunFolderError, UsageError
 from grpo_portable.recipe import Recipe, load, to_yaml
@@ -210,6 +211,20 @@ def test_the_list_says_yes_or_no_with_path_time_and_why() -> None:
     text = listing.text(found.values(), "x")
     assert all(name in text for name in NAMES)
     assert max(map(len, text.splitlines())) <= listing.WIDTH
+
+
+def test_the_machine_is_named_with_every_kind_of_card() -> None:
+    both = "NVIDIA GeForce RTX 2080 Ti + NVIDIA GeForce RTX 3090"
+    assert listing.machine(MACHINES["3090-plus-2080ti"]) == both
+    assert listing.machine(MACHINES["a6000x2-nvcc-too-old"]) == "2 x NVIDIA RTX A6000"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(89, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h"), (259_199, "72.0 h"), (2_304_360, "27 days")],
+)
+def test_times_read_in_the_unit_they_are_felt_in(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 def test_a_time_on_the_cpu_is_one_that_was_measured() -> None:
