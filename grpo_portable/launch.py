@@ -60,6 +60,7 @@ def train(
     if dry_run:
         return
     _need_training_stack()
+    within_reach(settled.recipe)
     folder = _new_folder(prepared, out)
     print(f"\nrun folder: {folder.path}\n", flush=True)
     finish(folder, fallback=fallback)
@@ -69,6 +70,7 @@ def resume(out: Path | None, *, fallback: bool) -> None:
     """Go on with a run: the stages that are complete are kept, training goes on from its last whole checkpoint."""
     folder = run_folder.open_run(out or _newest(trains=True))
     _need_training_stack()
+    within_reach(folder.recipe())
     print(f"run folder: {folder.path}\n", flush=True)
     with supervise.folder_errors(folder):
         folder.event("resume", "the run goes on")
@@ -81,6 +83,7 @@ def evaluate(task: EvalTask, *, out: Path | None) -> None:
         print(task.told, flush=True)
     prepared = prepare(task.recipe, auto=True, overrides=task.overrides)
     _need_training_stack()
+    within_reach(prepared.settled.recipe, trains=False)
     folder = _new_folder(replace(prepared, name="eval"), out)
     folder.write_json("task.json", task.to_json())
     print(f"run folder: {folder.path}\n", flush=True)
@@ -96,6 +99,7 @@ def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
         if not folder.read_json("task.json").get("adapter"):
             raise UsageError(f"`{folder.path}` evaluates no adapter", help="start one with --adapter and --base-too")
         folder.update_json("task.json", base_too=True)
+    within_reach(folder.recipe(), trains=False)
     print(f"run folder: {folder.path}\n", flush=True)
     finish(folder, fallback=True)
 
@@ -179,6 +183,15 @@ def known_files(recipe: Recipe) -> None:
         raise ModelError(
             f"model `{recipe.model}` is not there", help="check the path; models of the hub are named owner/name"
         )
+
+
+def within_reach(recipe: Recipe, *, trains: bool = True) -> None:
+    """ModelError or DataError, in seconds, for what is neither here nor to be had; says so when the run stays offline."""
+    wanted = [recipe.eval_data, recipe.bootstrap_data if recipe.bootstrap_epochs else ""]
+    wanted += [recipe.data] if trains or recipe.few_shot else []
+    offline = reach.require(recipe.model, tuple(dict.fromkeys(s for s in wanted if s not in ("", "auto"))))
+    if offline:
+        print(f"the hub is out of reach ({offline}): model and data are this machine's own copies", flush=True)
 
 
 def _probe(*, children: bool = True) -> Facts:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from grpo_portable import reach
 from grpo_portable.errors import ExportError, RunFolderError
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import RunFolder
@@ -82,11 +83,11 @@ def _require_finished(run: RunFolder) -> None:
 
 def _load(run: RunFolder, recipe: Recipe, base: str | None) -> _Loaded:
     """Base unquantised in its own number format, with what the run trained."""
+    source = base or recipe.model
+    reach.require(source)
     from grpo_portable import policy, quiet
 
     quiet.libraries()
-
-    source = base or recipe.model
     stored = policy.stored_dtype(source)
     loaded = policy.load(source, dtype=stored)
     if recipe.lora_rank:

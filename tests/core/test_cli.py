@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -150,6 +152,22 @@ def test_a_model_that_cannot_be_had_says_what_was_tried(tmp_path, model, words):
     assert done.returncode == 2, done.stderr
     errors = done.stderr[done.stderr.index("error:") :]
     assert len(errors.splitlines()) <= 2 and all(word in errors for word in words), errors
+
+
+def test_a_hub_out_of_reach_is_told_before_anything_is_loaded_or_written(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        gone = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    proxies = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"), "")
+    rows(tmp_path / "q.jsonl", ROWS)
+    asked = ["gsm8k-base", "--auto", "--path", "cpu", "--model", "nobody/none", "--data", "q.jsonl", "--out", "out"]
+    began = time.monotonic()
+    done = run("train", *asked, cwd=tmp_path, HF_HUB_OFFLINE="", HF_ENDPOINT=gone, **proxies)
+    planned = run("train", *asked, "--dry-run", cwd=tmp_path, HF_HUB_OFFLINE="", HF_ENDPOINT=gone, **proxies)
+    told = done.stderr.splitlines()
+    assert (done.returncode, planned.returncode, len(told)) == (2, 0, 2), done.stderr
+    assert "model `nobody/none` is not on this machine, and the hub is out of reach, because 127.0.0.1" in told[0]
+    assert not (tmp_path / "out").exists()
+    assert time.monotonic() - began < 60  # two looks at the machine; the client's own retries take half a minute more
 
 
 def test_a_run_can_be_repeated_from_its_own_recipe_and_its_folder_is_kept(tmp_path):
