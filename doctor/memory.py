@@ -19,8 +19,12 @@ CPU_PROCESS_GIB = 0.9  # an interpreter with torch, transformers and TRL loaded
 ENGINE_WORKSPACE_GIB = 2.4  # vLLM: CUDA graphs, its profile run's activations and logits, what it takes outside torch
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # two values a byte; one 8-bit absmax per 64, one float32 per 256 of those
 LOSS_ROWS, LOSS_COLUMNS = 4096, 32768  # tile of TRL's chunked LM head (trl/kernels/chunked_logprob.py)
-COMPUTE_BOUND_TOKENS = 2048  # tokens in one backward pass from which the card's arithmetic is the limit
-ENOUGH_TOKENS = 16384  # a larger micro-batch than this is no faster, and without recomputing half of it
+COMPUTE_BOUND_TOKENS = 2048  # tokens in a pass from which the arithmetic is the limit of a large model, and on a CPU
+# Weights x tokens whose products take as long as launching one block from Python: 1.2 ms (doctor.speed, assumed) at 45 % of
+# an H200's 989 Tflop/s, two operations each. Unmeasured; slower cards need less, and lose little by a wider pass.
+LAUNCH_PRODUCTS = 2.7e11
+LAUNCH_MARGIN = 2  # arithmetic should take this many times as long as the launches, since both are estimates
+NO_SLOWER = 1.1  # of the settings whose update should take at most this times the fastest one's, the smallest is taken
 HEADROOM = 0.92  # share of free memory that settings beyond the smallest may fill
 PREFILL_TOKENS = 4096  # prompt tokens the engine runs at once
 KV_BUCKET = 128  # the static cache's length is a multiple of this
@@ -239,7 +243,7 @@ def _need(shape: Shape, setting: Setting) -> float:
 
 
 def _grown(shape: Shape, path: str, smallest: Setting, total: int, have: float, fp8_copy: bool) -> Settled:
-    """Spend what is left: rollout rows first, then a rollout copy, then a wide backward pass, at last no recomputing.
+    """Spend what is left: rollout rows first, then a rollout copy, then a faster backward pass (`update_cost`).
 
     For 4-bit weights the copy comes first: without one they are de-quantised in every product of every token.
     """
@@ -255,12 +259,10 @@ def _grown(shape: Shape, path: str, smallest: Setting, total: int, have: float, 
     now = widest((replace(now, rollout_rows=n) for n in _divisors(total) if n >= smallest.rollout_rows), now)
     if now.engine == "portable" and now.copy == "none" and now.device == "cuda":
         now = widest(iter([replace(now, copy="bf16")]), now)
-    per_row = now.prompt_tokens + now.completion_tokens
-    now = widest((replace(now, micro_batch=n) for n in _divisors(total) if n * per_row <= ENOUGH_TOKENS), now)
-    enough = min(now.micro_batch, max(1, -(-COMPUTE_BOUND_TOKENS // per_row)))
-    most = max(enough, min(now.micro_batch, ENOUGH_TOKENS // 2 // per_row))
-    direct = (replace(now, micro_batch=n, checkpointing=False) for n in _divisors(total) if enough <= n <= most)
-    now = widest(direct, now)
+    passes = [replace(now, micro_batch=n, checkpointing=c) for n in _divisors(total) for c in (True, False)]
+    fitting = [now, *(p for p in passes if _need(shape, p) <= room)]
+    quick = NO_SLOWER * min(update_cost(shape, p, total) for p in fitting)
+    now = min((p for p in fitting if update_cost(shape, p, total) <= quick), key=lambda p: _need(shape, p))
     need = _need(shape, now)
     again = "" if now.checkpointing else " without recomputing"
     reason = (
@@ -268,6 +270,23 @@ def _grown(shape: Shape, path: str, smallest: Setting, total: int, have: float, 
         f"in a backward pass{again}, {now.rollout_rows} rows at once"
     )
     return _settled(shape, now, have, True, reason)
+
+
+def launch_tokens(shape: Shape, device: str = "cuda") -> int:
+    """Tokens in one pass of a block whose arithmetic takes as long as launching it. The fewer weights, the more tokens."""
+    block = max(1, shape.active_params - shape.vocab * shape.hidden) / shape.layers
+    return max(COMPUTE_BOUND_TOKENS, int(LAUNCH_PRODUCTS / block) if device == "cuda" else 0)
+
+
+def update_cost(shape: Shape, s: Setting, total: int) -> int:
+    """What an update of `total` completions costs, in tokens passed through a block.
+
+    Arithmetic and launches go on at once, so the slower of them counts. Two passes, forward and backward, three where the
+    forward is made again.
+    """
+    launches = -(-total // s.micro_batch) * launch_tokens(shape, s.device)
+    tokens = total * (s.prompt_tokens + s.completion_tokens)
+    return (3 if s.checkpointing else 2) * max(tokens, LAUNCH_MARGIN * launches)
 
 
 def completions(count: int) -> str:

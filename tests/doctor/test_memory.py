@@ -16,10 +16,12 @@ from doctor.memory import (
     GIB,
     Setting,
     kv_bytes_per_token,
+    launch_tokens,
     ledger,
     phase,
     saved_bytes_per_token,
     settle,
+    update_cost,
     weight_bytes,
 )
 from doctor.shapes import Shape, shape_of
@@ -198,6 +200,49 @@ def test_spending_order() -> None:
     assert settle(QWEN, "qlora-hf", 14.5).rollout_copy and not settle(QWEN, "qlora-hf", 9.0).rollout_copy
     assert settle(QWEN, "qlora-hf", 11.5, fp8_copy=True).setting.copy == "fp8"
     assert not settle(QWEN, "qlora-hf", 11.5).rollout_copy
+
+
+def test_the_fewer_weights_a_block_has_the_more_tokens_a_launch_costs() -> None:
+    small = known("HuggingFaceTB/SmolLM2-135M-Instruct")
+    block = 576 * 64 * (2 * 9 + 2 * 3) + 3 * 576 * 1536 + 2 * 576  # attention, MLP, norms: 3.54 million
+    assert launch_tokens(small) == pytest.approx(2.7e11 / block, rel=1e-4) == pytest.approx(76_268, abs=10)
+    assert launch_tokens(QWEN) == pytest.approx(2.7e11 / (3_633_315_840 / 36), rel=1e-3)  # 2,675
+    assert launch_tokens(known("Qwen/Qwen3-14B")) == 2048  # products of fewer tokens fill no card
+    assert launch_tokens(small, "cpu") == 2048  # there launches are nothing beside the arithmetic
+
+
+def test_update_cost_by_hand() -> None:
+    """64 completions of 768 tokens: 49,152 tokens a pass; a launch costs Qwen3-4B 2,675 tokens, and counts twice."""
+    setting = Setting("bf16", micro_batch=8, prompt_tokens=512, completion_tokens=256, checkpointing=False)
+    assert update_cost(QWEN, setting, 64) == 2 * 49_152  # 8 launches: 2 x 8 x 2,675 = 42,800 is less
+    assert update_cost(QWEN, replace(setting, checkpointing=True), 64) == 3 * 49_152
+    assert update_cost(QWEN, replace(setting, micro_batch=4), 64) == 2 * 2 * 16 * 2675
+
+
+@pytest.mark.parametrize(
+    ("model", "have", "micro_batch", "checkpointing"),
+    [
+        (
+            "HuggingFaceTB/SmolLM2-135M-Instruct",
+            139.0,
+            64,
+            False,
+        ),  # one launch a block: 31 ms at 1.2 ms, not 8 times that
+        (
+            "HuggingFaceTB/SmolLM2-135M-Instruct",
+            15.0,
+            64,
+            True,
+        ),  # 8 rows without recomputing launch 16 times, this 3 times
+        ("Qwen/Qwen3-4B", 139.0, 8, False),  # arithmetic is the limit already: wider is no faster
+        ("Qwen/Qwen3-4B", 44.0, 8, True),
+    ],
+)
+def test_a_backward_pass_is_as_wide_as_is_worth_its_memory(
+    model: str, have: float, micro_batch: int, checkpointing: bool
+) -> None:
+    found = settle(known(model), "bf16-hf", have)
+    assert (found.micro_batch, found.checkpointing) == (micro_batch, checkpointing)
 
 
 def test_a_guess_is_called_one() -> None:
