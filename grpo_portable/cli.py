@@ -136,12 +136,12 @@ def compare(
         raise UsageError("one run cannot be compared", help="name two or more run folders")
     folders = [run_folder.open_run(run) for run in runs]
     comparison: Any = compare_room.compare(*folders) if len(folders) == 2 else side_by_side.side_by_side(folders)
+    typer.echo(json.dumps(comparison.to_json(), indent=1, ensure_ascii=False) if as_json else comparison.to_text())
     if chart is not None:
         from grpo_portable import charts
 
         if charts.curves(chart, side_by_side.side_by_side(folders).curves) is None:
             raise UsageError("no chart was drawn", because="matplotlib is not installed or no run has steps")
-    typer.echo(json.dumps(comparison.to_json(), indent=1, ensure_ascii=False) if as_json else comparison.to_text())
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from grpo_portable import stats
 from grpo_portable.cli import app
+from grpo_portable.errors import UsageError
 from grpo_portable.run import RunFolder, append_line
 from grpo_portable.side_by_side import side_by_side
 
@@ -112,6 +114,15 @@ def test_the_command_takes_any_number_of_runs_and_draws(three: list[RunFolder], 
     assert chart.read_bytes().startswith(b"\x89PNG")
     two = CliRunner().invoke(app, ["compare", *paths[:2]])
     assert "answers more of 20 questions rightly" in two.stdout
+
+
+def test_without_matplotlib_the_tables_are_still_told(
+    three: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    told = CliRunner().invoke(app, ["compare", *(str(run.path) for run in three), "--chart", str(tmp_path / "c.png")])
+    assert "| strict accuracy" in told.stdout
+    assert isinstance(told.exception, UsageError)
 
 
 def test_windows_of_reward_stand_in_columns(three: list[RunFolder]) -> None:
