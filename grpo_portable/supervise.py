@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from doctor.privacy import clean
@@ -116,6 +116,8 @@ def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limit
     _clean_log(log, began)
     failure, tail = run.read_json("failure.json"), _tail(log, began)
     ending = ladder.classify(worker.returncode, failure, tail, _doing(run), hung)
+    if hung and (asked := _patience(run)[1]):
+        ending = replace(ending, error=f"{ending.error} in the time of {asked}")
     if ending.kind not in ("done", "interrupted") and not failure and _room(run) < LEAST_ROOM_BYTES:
         return ladder.Ending("disk", ending.phase, "No space left on device")
     return ending
@@ -175,12 +177,21 @@ def _watch(worker: subprocess.Popen[bytes], run: RunFolder, limits: Limits, prog
     while worker.poll() is None:
         beat = _mtime(run.heartbeat_file)
         if beat != last_beat:
-            last_beat, last_sign, limit = beat, time.monotonic(), limits.silence_s
+            last_beat, last_sign, limit = beat, time.monotonic(), max(limits.silence_s, _patience(run)[0])
         progress.look()
         if time.monotonic() - last_sign > limit:
             return True
         time.sleep(0.1)
     return False
+
+
+def _patience(run: RunFolder) -> tuple[float, str]:
+    """Seconds the worker said it may be silent for, and why; (0, "") when it said nothing."""
+    try:
+        beat = run.read_json("heartbeat")
+        return float(beat.get("patience_s") or 0.0), str(beat.get("patience_because") or "")
+    except (GrpoPortableError, TypeError, ValueError):
+        return 0.0, ""
 
 
 def _stop(worker: subprocess.Popen[bytes], run: RunFolder, limit_s: float) -> None:

@@ -38,7 +38,7 @@ from grpo_portable.guards import StopSignal, require_finite
 from grpo_portable.ladder import EXIT
 from grpo_portable.processes import Processes, here
 from grpo_portable.recipe import Recipe
-from grpo_portable.rollout.protocol import Resting, Rollout, Ticking
+from grpo_portable.rollout.protocol import Announcing, Resting, Rollout, Ticking
 from grpo_portable.run import RunFolder, open_run, read_lines
 
 
@@ -144,6 +144,8 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     engine = open_engine(settings, model, loaded.tokenizer, recipe, run=run)
     if isinstance(engine, Ticking):
         engine.tick = pulse.Tick(run)
+    if isinstance(engine, Announcing):
+        engine.begin = pulse.Work(run)
     record.note(run, engine=engine.name, engine_details=engine.describe() if isinstance(engine, Resting) else None)
     taught = None if asked.bootstrap is None else asked.bootstrap.questions
     return Session(run, recipe, settings, device, loaded, model, builder, train, taught, held_out, engine, stop, here())

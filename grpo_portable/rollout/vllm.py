@@ -30,7 +30,7 @@ from grpo_portable.errors import EngineError, EngineUnsupported, GrpoPortableErr
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import finished, vllm_adapter, vllm_settings
 from grpo_portable.rollout.portable import check
-from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds
+from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, unheard
 from grpo_portable.rollout.scratch import Scratch
 from grpo_portable.rollout.stops import StopStrings
 
@@ -102,6 +102,7 @@ class VllmRollout:
     ) -> None:
         self.arguments, self.memory, self.tokenizer, self.vocabulary = arguments, memory, tokenizer, vocabulary
         self.context, self.dtype = arguments["max_model_len"], getattr(torch, dtype)
+        self.begin = unheard
         self._request: Any = None
         self._folder: Scratch | None = None
         self._numbers = itertools.count(2)  # vLLM's own warm-up calls its adapter 1
@@ -154,6 +155,7 @@ class VllmRollout:
         if sampling.seed is None and sampling.temperature > 0:  # drawn, since torch's generator is put back
             sampling = replace(sampling, seed=int(torch.randint(2**31, ()).item()))
         llm, drawn = self._awake(), n if sampling.temperature > 0 else 1
+        self.begin(drawn * len(prompts), sampling.max_tokens)
         wanted = [{"prompt_token_ids": list(map(int, ids))} for ids in prompts]
         seed = None if self._seeds_by_request else sampling.seed
         try:

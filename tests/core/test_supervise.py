@@ -34,6 +34,10 @@ elif kind == "step":
     os.kill(os.getpid(), signal.SIGKILL)
 elif kind == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
+elif kind in ("long", "stuck"):
+    patience = {"patience_s": 4.0 if kind == "long" else 1.5, "patience_because": "64 rows of at most 256 tokens"}
+    (folder / "heartbeat").write_text(json.dumps({"doing": "rollout of step 1", "pid": os.getpid(), **patience}))
+    time.sleep(2.5)
 elif kind == "hang":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(60)
@@ -96,6 +100,17 @@ def test_a_broken_top_rung_is_left_and_the_event_keeps_the_error(start, ending, 
     assert (event["from"], event["to"]) == ("fp8-vllm", path)
     if "fail" in ending:
         assert ending.split(" ", 1)[1] in event["error"]
+
+
+def test_a_rollout_gets_the_time_it_asked_for_and_no_more(start):
+    run = start("long", "done")  # silent for 2.5 s, where 1 s is the limit, but it had said 4 s
+    assert (run.path / "starts").read_text() == "1" and not run.events_file.exists()
+
+
+def test_a_rollout_that_needs_longer_than_it_said_hangs(start):
+    run = start("stuck", "done")
+    (event,) = events(run, "fallback")
+    assert event["error"] == "no sign of life while rollout of step 1 in the time of 64 rows of at most 256 tokens"
 
 
 def test_out_of_memory_halves_the_micro_batch_first(start):

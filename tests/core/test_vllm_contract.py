@@ -33,7 +33,7 @@ from grpo_portable import failure, policy
 from grpo_portable.errors import EngineError, EngineUnsupported
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import available, delta, scratch, vllm, vllm_adapter, vllm_settings
-from grpo_portable.rollout.protocol import Resting, Sampling
+from grpo_portable.rollout.protocol import Announcing, Resting, Sampling, Ticking
 from grpo_portable.rollout.reference import ReferenceRollout
 from grpo_portable.run import read_lines
 
@@ -761,6 +761,17 @@ def test_the_doctors_proof_starts_vllm_as_training_does() -> None:
         k: v for k, v in ours.items() if k not in sizes
     }
     assert trial._ENVIRONMENT.items() <= vllm.ENVIRONMENT.items()
+
+
+def test_a_rollout_is_announced_before_it_is_made(llm: Any, source: Path) -> None:
+    engine = open_engine(with_lora(), source)
+    asked: list[tuple[int, int]] = []
+    assert isinstance(engine, Announcing) and not isinstance(engine, Ticking)
+    engine.begin = lambda rows, tokens: asked.append((rows, tokens))
+    engine.generate(PROMPTS, 4, replace(GREEDY, temperature=1.0, seed=1))
+    engine.generate(PROMPTS, 4, GREEDY)  # made once and repeated
+    assert asked == [(12, 12), (3, 12)]
+    engine.close()
 
 
 # --- scratch folders
