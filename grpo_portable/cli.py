@@ -46,14 +46,20 @@ def train(
         str | None, typer.Option(metavar="FILE", help="with --dry-run: plan for the machine of this facts file")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out (default: the newest)")] = False,
+    retry_fast: Annotated[
+        bool, typer.Option("--retry-fast", help="with --resume: try the path the run began with once more")
+    ] = False,
     no_fallback: Annotated[bool, typer.Option("--no-fallback", help="stop instead of going one path lower")] = False,
 ) -> None:
     """Train: diagnose, plan, evaluate the base, GRPO, evaluate the tuned, report."""
     from grpo_portable import launch
+    from grpo_portable.errors import UsageError
 
     if resume:
-        launch.resume(out, fallback=not no_fallback)
+        launch.resume(out, fallback=not no_fallback, retry_fast=retry_fast)
         return
+    if retry_fast:
+        raise UsageError("--retry-fast goes on with a run", help="add --resume, and --out RUN unless it is the newest")
     overrides = list(settings or [])
     overrides += [
         f"{key}={value}" for key, value in (("model", model), ("data", data), ("path", path)) if value is not None

@@ -66,15 +66,32 @@ def train(
     finish(folder, fallback=fallback)
 
 
-def resume(out: Path | None, *, fallback: bool) -> None:
-    """Go on with a run: the stages that are complete are kept, training goes on from its last whole checkpoint."""
+def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False) -> None:
+    """Go on with a run: the stages that are complete are kept, training goes on from its last whole checkpoint.
+
+    A run that had to go lower stays there, with the sizes it had; `retry_fast` begins on its first rung again.
+    """
     folder = run_folder.open_run(out or _newest(trains=True))
     _need_training_stack()
     within_reach(folder.recipe())
     print(f"run folder: {folder.path}\n", flush=True)
     with supervise.folder_errors(folder):
-        folder.event("resume", "the run goes on")
+        lower = _lower(folder)
+        if lower and retry_fast:
+            folder.write_json("rung.json", {})
+            folder.event("resume", f"the run goes on as it began: {lower} is undone")
+        else:
+            folder.event("resume", "the run goes on")
+    if lower:
+        print(f"still {lower} (--retry-fast undoes it)" if not retry_fast else f"as it began: {lower} is undone")
     finish(folder, fallback=fallback)
+
+
+def _lower(folder: run_folder.RunFolder) -> str:
+    """What the ladder changed of the settled recipe, `path fp8-vllm → bf16-hf`; empty when the run is on its first rung."""
+    first, now = load(folder.recipe_file), folder.recipe()
+    changed = [key for key in folder.read_json("rung.json") if getattr(first, key) != getattr(now, key)]
+    return ", ".join(f"{key} {getattr(first, key)} → {getattr(now, key)}" for key in changed)
 
 
 def evaluate(task: EvalTask, *, out: Path | None) -> None:

@@ -1,7 +1,7 @@
 """Signs of life where nobody knows how long it takes: long rollouts, a model that is downloaded or read from a slow disk.
 
 Work of our own ticks. In a wait inside others' code, the process is not hung as long as bytes move; where nobody counts them
-(no /proc), the wait has a limit of its own. An engine that cannot tick says how much it was asked for, and gets the time it needs.
+(no /proc), the wait has a limit of its own. An engine that cannot tick says before how much it makes, and gets the time for it.
 """
 
 from __future__ import annotations
