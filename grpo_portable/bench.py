@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from grpo_portable.bench_policy import BASES, random_policy
+from grpo_portable import quiet
 from grpo_portable.errors import GrpoPortableError, UsageError
 from grpo_portable.rollout.protocol import Sampling
 
@@ -387,6 +388,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.prompts, given.group, given.prompt_tokens, given.new_tokens, given.shortest, given.rows, given.lora_rank
     )
     try:
+        quiet.libraries()
         report = bench_rollout(
             given.shape,
             given.engines.split(","),
