@@ -8,6 +8,7 @@ Legend: N rows run, R rows held, L positions a row can hold, V vocabulary, C ste
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial
 
@@ -16,7 +17,7 @@ import torch
 
 from grpo_portable.rollout import forward
 from grpo_portable.rollout.family import Family
-from grpo_portable.rollout.graphs import Graphs
+from grpo_portable.rollout.graphs import Graphs, free_to_repeat
 from grpo_portable.rollout.kv import Cache
 from grpo_portable.rollout.sampler import Drawing
 from grpo_portable.rollout.weights import Weights
@@ -24,6 +25,9 @@ from grpo_portable.rollout.weights import Weights
 STEPS = 16  # C at most
 SPAN = 128  # without the flash kernel a step looks at a multiple of this many positions
 PREFILL_TOKENS = {"cuda": 16384, "cpu": 4096}
+# A small prefill's kernels take the host longer to launch than the card to run, so sizes that come again are captured, padded
+# to a multiple of WIDTH tokens so that few differ. A capture takes as long as several launches: UNCAPTURED uses come before it.
+CAPTURED_TOKENS, CAPTURED_SIZES, UNCAPTURED, WIDTH = 2048, 16, 3, 64
 
 
 class Decoder:
@@ -47,6 +51,9 @@ class Decoder:
         self.logprobs = torch.zeros(STEPS, rows, dtype=torch.float32, device=device)
         self.tick = torch.zeros(1, dtype=torch.long, device=device)
         self.graphs = Graphs(device)
+        self.captures = self.graphs.enabled  # whether prefills are
+        self._prompts: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._met: Counter[tuple[int, int]] = Counter()
 
     def begin(self, stops: Collection[int], drawing: Drawing) -> None:
         """Prepare a rollout: its stop ids, and the marks of seen tokens where a repetition penalty reads them."""
@@ -170,10 +177,33 @@ class Decoder:
 
     def _prefill(self, weights: Weights, prompts: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         """Keys and values of prompts, longest first, but for their last tokens, into `rows`."""
-        width = -(-(len(prompts[0]) - 1) // self.run.multiple) * self.run.multiple
-        if width > 0:
-            padded = [list(p[:-1]) + [p[0]] * (width - len(p) + 1) for p in prompts]
-            forward.prefill(weights, self.tables, self.cache, torch.tensor(padded, device=self.device), rows, self.run)
+        longest = len(prompts[0]) - 1
+        if longest < 1:
+            return
+        held = self._held(len(prompts), -(-longest // WIDTH) * WIDTH) if self.captures else None
+        width = -(-longest // self.run.multiple) * self.run.multiple if held is None else held[0].shape[1]
+        padded = [list(p[:-1]) + [p[0]] * (width - len(p) + 1) for p in prompts]
+        given = torch.tensor(padded, device=self.device), torch.tensor(rows, device=self.device)
+        if held is None:
+            forward.prefill(weights, self.tables, self.cache, *given, self.run)
+            return
+        for tensor, content in zip(held, given, strict=True):
+            tensor.copy_(content)
+        prefill = partial(forward.prefill, weights, self.tables, self.cache, *held, self.run)
+        self.graphs.run(("prompts", *held[0].shape), prefill, free_to_repeat)
+
+    def _held(self, count: int, width: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Tokens [count, width] and rows [count] that a captured prefill reads; None for a size that is not worth capturing:
+        a large one, one met a few times only, or one more than there is room for."""
+        size = (count, width)
+        if size not in self._prompts:
+            self._met[size] += 1
+            few = self._met[size] <= UNCAPTURED
+            if few or count * width > CAPTURED_TOKENS or len(self._prompts) == CAPTURED_SIZES:
+                return None
+            tokens = torch.zeros(size, dtype=torch.long, device=self.device)
+            self._prompts[size] = tokens, torch.zeros(count, dtype=torch.long, device=self.device)
+        return self._prompts[size]
 
     def _batches(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
         """Ranges of prompts (longest first) to prefill together: within the token budget, and little padding in each."""

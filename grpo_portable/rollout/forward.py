@@ -7,7 +7,6 @@ Legend: N rows, B prompts, P prompt tokens, H heads, K KV heads, D head dims, V 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,13 +66,13 @@ class Plain:
         cache.values[index].view(-1, self.shape.kv_heads, self.shape.head_dim).index_copy_(0, slots, v)
         return x, q
 
-    def ready_for_prompts(self, tables: Tables, cache: Cache, rows: Sequence[int], length: int) -> Any:
-        """What every layer of a prefill needs: prompts of `length` tokens, one a row of `rows`."""
-        device, batch = cache.all.device, len(rows)
+    def ready_for_prompts(self, tables: Tables, cache: Cache, rows: torch.Tensor, length: int) -> Any:
+        """What every layer of a prefill needs: prompts of `length` tokens, one a row of `rows` [B]."""
+        batch = rows.shape[0]
         turns = {
             name: (cos[:length].repeat(batch, 1), sin[:length].repeat(batch, 1)) for name, (cos, sin) in tables.items()
         }
-        return cache, torch.tensor(rows, device=device), turns
+        return cache, rows, turns
 
     def prompt(
         self, x: torch.Tensor, pending: Any, layer: Layer, index: int, ready: Any
@@ -123,9 +122,9 @@ def step(weights: Weights, tables: Tables, cache: Cache, tokens: torch.Tensor, r
 
 
 def prefill(
-    weights: Weights, tables: Tables, cache: Cache, tokens: torch.Tensor, rows: Sequence[int], run: Plain
+    weights: Weights, tables: Tables, cache: Cache, tokens: torch.Tensor, rows: torch.Tensor, run: Plain
 ) -> None:
-    """Run prompts [B, P], padded to the right, and leave their keys and values in `rows`, one a prompt.
+    """Run prompts [B, P], padded to the right, and leave their keys and values in `rows` [B], one a prompt.
 
     Positions past a prompt's end receive the padding's keys; each is overwritten before its row's length reaches it.
     """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -56,10 +55,10 @@ class Fused(Plain):
         slots = torch.arange(rows.lengths.shape[0], device=rows.lengths.device) * cache.capacity + rows.lengths
         return tables, cache, rows, slots
 
-    def ready_for_prompts(self, tables: Tables, cache: Cache, rows: Sequence[int], length: int) -> Any:
-        device, batch = cache.all.device, len(rows)
+    def ready_for_prompts(self, tables: Tables, cache: Cache, rows: torch.Tensor, length: int) -> Any:
+        device, batch = cache.all.device, rows.shape[0]
         positions = torch.arange(length, device=device).repeat(batch)
-        starts = torch.tensor([row * cache.capacity for row in rows], device=device)
+        starts = rows * cache.capacity
         slots = positions + starts.repeat_interleave(length)
         ends = torch.arange(batch + 1, device=device, dtype=torch.int32) * length
         begins = F.pad(starts, (0, 1)).to(torch.int32)

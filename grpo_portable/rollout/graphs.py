@@ -1,4 +1,4 @@
-"""CUDA graphs of one step, captured when a size is first needed, all in one memory pool. Without CUDA the step just runs.
+"""CUDA graphs of a step or a prefill, captured when asked for, all in one memory pool. Without CUDA the step just runs.
 
 A replay repeats the kernels of the capture on the same addresses; whatever differs from step to step must lie in tensors that
 are filled in place. The first size asked for is the largest, so later captures reuse its memory.
@@ -10,6 +10,11 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+
+
+def free_to_repeat() -> Callable[[], None]:
+    """The `still` of a step that leaves the same however often it runs."""
+    return lambda: None
 
 
 class Graphs:

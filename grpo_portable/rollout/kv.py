@@ -12,8 +12,6 @@ import torch
 from grpo_portable.rollout import attention
 from grpo_portable.rollout.family import Shape
 
-COPY_BYTES = 2**28  # a copy of rows goes through a buffer of about this size
-
 
 class Cache:
     def __init__(self, shape: Shape, rows: int, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -23,16 +21,25 @@ class Cache:
         # zeros, not empty: masked positions are multiplied by zero, and zero times a stray NaN is NaN
         self.all = torch.zeros(size, device=device, dtype=dtype)
         self.keys, self.values = list(self.all[: shape.layers]), list(self.all[shape.layers :])
+        flat = self.all.view(*size[:3], -1)
+        wide = shape.kv_heads * shape.head_dim * dtype.itemsize % 8 == 0
+        self._words = flat.view(torch.int64) if wide else flat  # a copy moves eight bytes at a time where it can
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], span: int) -> None:
         """Copy the first `span` positions of rows `sources` over rows `targets`; no target is a source."""
-        if not sources or span < 1:
-            return
-        device = self.all.device
-        into, source = torch.tensor(targets, device=device), torch.tensor(sources, device=device)
-        each = len(sources) * span * self.all.stride(2) * self.all.element_size()
-        for part in self.all[:, :, :span].split(max(1, COPY_BYTES // each)):
-            part.index_copy_(1, into, part.index_select(1, source))
+        for source, first, count in runs(sources, targets) if span > 0 else ():
+            self._words[:, first : first + count, :span].copy_(self._words[:, source : source + 1, :span])
+
+
+def runs(sources: Sequence[int], targets: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(source, first target, count): copies of one row into rows that lie side by side are one copy."""
+    found: list[tuple[int, int, int]] = []
+    for source, target in zip(sources, targets, strict=True):
+        if found and found[-1][0] == source and sum(found[-1][1:]) == target:
+            found[-1] = (source, found[-1][1], found[-1][2] + 1)
+        else:
+            found.append((source, target, 1))
+    return found
 
 
 def bytes_of(shape: Shape, rows: int, capacity: int, dtype: torch.dtype) -> int:

@@ -316,3 +316,19 @@ def test_the_policy_is_left_in_its_mode() -> None:
     made = [engine(policy, None, rows=1).generate(prompts, 1, GREEDY) for engine in (PortableRollout, ReferenceRollout)]
     assert policy.training
     same(policy, *made)  # no dropout in either
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+def test_prefills_that_come_again_are_padded_to_few_sizes_and_change_nothing(family: str) -> None:
+    policy = rollouts.model(family)
+    asked = [rollouts.prompts(70, 66, 3, seed=seed) for seed in range(3)]
+    engine = PortableRollout(policy, None, rows=6)
+    wanted = [engine.generate(prompts, 2, GREEDY) for prompts in asked]
+    decoder = engine._decoder
+    assert decoder is not None and not decoder.captures  # graphs are CUDA's: here the padded prefill runs as it is
+    decoder.captures = True
+    for round in range(2):  # six uses of each size: three as they come, three padded
+        assert not decoder._prompts or round
+        for prompts, groups in zip(asked, wanted, strict=True):
+            same(policy, engine.generate(prompts, 2, GREEDY), groups)
+    assert set(decoder._prompts) == {(2, 128), (1, 64)}  # 70 and 66 tokens run together, 3 alone

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
+import rollouts
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_portable.rollout.family import read
+from grpo_portable.rollout.kv import Cache, runs
 from grpo_portable.rollout.schedule import bucket_of, plan, row_buckets
 
 
@@ -78,3 +83,19 @@ def test_rows_of_one_prompt_read_it_from_the_lowest_of_them() -> None:
     schedule.release([0, 4])
     assert schedule.leaders(3) == [0, 1, 1, 3, 4, 3]
     assert schedule.holders(3) == {0: 1, 1: 3}
+
+
+def test_copies_of_one_row_into_neighbours_are_one_copy() -> None:
+    assert runs([0, 0, 0, 4, 4], [1, 2, 5, 6, 7]) == [(0, 1, 2), (0, 5, 1), (4, 6, 2)]
+    assert runs([9, 8], [0, 1]) == [(9, 0, 1), (8, 1, 1)] and runs([], []) == []
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(4, torch.bfloat16), (3, torch.bfloat16), (3, torch.float32)])
+def test_a_copied_row_holds_the_span_and_nothing_else_moves(head_dim: int, dtype: torch.dtype) -> None:
+    shape = replace(read(rollouts.model("llama")).shape, layers=2, kv_heads=1, head_dim=head_dim)
+    cache = Cache(shape, 4, 6, torch.device("cpu"), dtype)
+    cache.all.copy_(torch.arange(cache.all.numel()).view_as(cache.all) % 101)
+    before = cache.all.clone()
+    cache.copy([3, 3], [0, 1], 5)
+    assert torch.equal(cache.all[:, :2, :5], before[:, 3:, :5].expand(-1, 2, -1, -1, -1))
+    assert torch.equal(cache.all[:, :2, 5:], before[:, :2, 5:]) and torch.equal(cache.all[:, 2:], before[:, 2:])

@@ -135,6 +135,43 @@ def test_an_update_reaches_captured_graphs(copy: str) -> None:
     assert after != before
 
 
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("qwen3", torch.bfloat16), ("mistral", torch.float16), ("llama", torch.float32)]
+)
+@torch.no_grad()
+def test_captured_prefills_leave_the_keys_that_uncaptured_ones_leave(
+    family: str, dtype: torch.dtype, fuse: bool
+) -> None:
+    policy = rollouts.model(family, dtype, head_dim=32).cuda()
+    captured, plain = (
+        PortableRollout(policy, None, rows=6, fuse=None if fuse else False)._decoder_for(128) for _ in range(2)
+    )
+    plain.captures = False
+    weights = PortableRollout(policy, None, rows=6).keeper.weights
+    for seed in range(6):  # three as they come, one captured, two replayed
+        prompts, rows = rollouts.prompts(71, 66, seed=seed), [seed % 3, 5 - seed % 3]
+        for decoder in (captured, plain):
+            decoder._prefill(weights, prompts, rows)
+        for row, prompt in zip(rows, prompts, strict=True):
+            made, wanted = (d.cache.all[:, row, : len(prompt) - 1].float() for d in (captured, plain))
+            assert wanted.norm() > 0
+            assert (made - wanted).norm() / wanted.norm() < (1e-4 if dtype == torch.float32 else 1e-2)
+    assert set(captured._prompts) == {(2, 128)} and not plain._prompts
+
+
+def test_a_captured_prefill_reads_updated_weights() -> None:
+    policy = rollouts.model("qwen3").cuda()
+    engine, prompts = PortableRollout(policy, None, rows=4, fuse=False), rollouts.prompts(12, 50)
+    for seed in range(6):
+        rollouts.disturb(policy, 0.05, seed)
+        engine.sync(policy)
+        made = rollouts.flat(engine.generate(prompts, 2, GREEDY))
+        wanted = rollouts.flat(ReferenceRollout(policy, None, rows=4).generate(prompts, 2, GREEDY))
+        assert [c.token_ids for c in made] == [c.token_ids for c in wanted]
+    assert engine._decoder is not None and engine._decoder._prompts
+
+
 def test_other_samplings_and_longer_prompts_after_a_capture() -> None:
     policy = rollouts.model("llama").cuda()
     engine, fresh = (
