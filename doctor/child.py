@@ -41,6 +41,7 @@ _QUIET = {
     "UNSLOTH_DISABLE_STATISTICS": "1",
     "NO_COLOR": "1",
 }
+_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as NVML counts, and as a run's workers are told; a user's own is kept
 _TAIL = 64 * 1024
 _live: set[subprocess.Popen[bytes]] = set()
 _GRACE_S = 2.0  # a process stuck in the driver ignores even SIGKILL; after this long it is left behind
@@ -114,7 +115,7 @@ def _run_in(
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=work,
-            env={**os.environ, **_QUIET, **env},
+            env={**_ORDER, **os.environ, **_QUIET, **env},
             start_new_session=os.name == "posix",
         )
         _live.add(process)

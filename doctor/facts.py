@@ -51,6 +51,7 @@ class Gpu:
     free_gib: float | None = None
     mig: bool | None = None
     unified_memory: bool | None = None
+    display: bool | None = None  # a screen hangs on it
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,36 @@ STACK = {
             "`docker run --ipc=host` or `--shm-size=8g`.",
         ),
     ),
+    "NCCL-ABSENT": Page(
+        "torch has no NCCL",
+        NOTHING,
+        "Several NVIDIA GPUs bring their gradients together through NCCL, which torch has on Linux only. One GPU needs none.",
+        "torch.distributed.is_nccl_available.",
+        (
+            "One GPU: the plan takes the best.",
+            "Linux or WSL2 with a CUDA build of torch.",
+        ),
+    ),
+    "GPU-PEERS": Page(
+        "the cards cannot read each other's memory",
+        NOTHING,
+        "What goes between the cards takes the way through the host's memory: GeForce cards from Ada on, an IOMMU, ACS.",
+        "torch.cuda.can_device_access_peer; NCCL's user guide, troubleshooting.",
+        (
+            "Nothing for LoRA, whose gradients are small.",
+            "Should NCCL hang: `export NCCL_P2P_DISABLE=1`.",
+        ),
+    ),
+    "GPU-NVLINK": Page(
+        "some cards are joined by NVLink and others are not",
+        NOTHING,
+        "NCCL takes the slowest way between any two of the cards for all of them.",
+        "NVML, nvmlDeviceGetNvLinkState.",
+        (
+            "Choose the joined ones with `--gpus`.",
+            "`nvidia-smi nvlink -s`; on NVSwitch machines the fabric manager.",
+        ),
+    ),
     "HUB-OFFLINE": Page(
         "the hub is switched off",
         NOTHING,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from doctor import walls_gpu, walls_vllm
@@ -18,6 +18,7 @@ from doctor.install_lines import after_install
 from doctor.memory import Settled, settle
 from doctor.readings import Card, cards_or_unknown
 from doctor.shapes import Shape, shape_of
+from doctor.together import Together, together
 from doctor.walls import better, card_walls, closed_on, codes_closing, find_walls, lasting, machine_walls
 from doctor.walls_locks import lock_walls
 from doctor.walls_model import model_walls
@@ -68,8 +69,26 @@ def diagnose(facts: Facts, model: str | None = None, **options: Any) -> Diagnosi
     states = {p: PathState(open=not closing[p], fits=_anywhere(places, p), walls=closing[p]) for p in PATHS}
     after = _after_fix(facts, shape, own, options, states, path)
     next_step = _after_install(facts, shape, options) if facts.absent("torch") else None
-    plan = _plan(model, shape, places, place, path, walls, states, _promises(next_step, after, path))
+    team = _team(facts, shape, place, path, options)
+    if team is not None and path is not None and team.have_gib != place.have_gib and place.card is not None:
+        known = card_memory(facts, place.card.gpu)[1]
+        settled = {**place.settled, **_settle(shape, (path,), team.have_gib, known, options)}
+        place = replace(place, have_gib=team.have_gib, settled=settled)
+    plan = _plan(model, shape, places, place, team, path, walls, states, _promises(next_step, after, path))
     return Diagnosis(plan, walls, states, after, facts)
+
+
+def _team(
+    facts: Facts, shape: Shape | None, place: _Place, path: str | None, options: Mapping[str, Any]
+) -> Together | None:
+    """The cards that take the path together; None where none is used."""
+    if place.card is None or path is None:
+        return None
+
+    def room(have: float | None) -> bool:
+        return shape is None or settle(shape, path, have, **options).fits is not False
+
+    return together(facts, place.card, lambda card: card_memory(facts, card.gpu)[0], room)
 
 
 def _promises(installed: str | None, after: str | None, now: str | None) -> tuple[str, ...]:
@@ -89,9 +108,10 @@ def _after_install(facts: Facts, shape: Shape | None, options: Mapping[str, Any]
     return min(_places(then, shape, own, options), key=_preference).best()
 
 
-def _preference(place: _Place) -> tuple[int, float]:
+def _preference(place: _Place) -> tuple[int, float, bool]:
     path = place.best()
-    return (_RANK[path] if path else len(PATHS), -(place.have_gib or 0.0))
+    screen = place.card is not None and bool(place.card.gpu.display)
+    return (_RANK[path] if path else len(PATHS), -(place.have_gib or 0.0), screen)
 
 
 def _places(facts: Facts, shape: Shape | None, own: Iterable[Wall], options: Mapping[str, Any]) -> list[_Place]:
@@ -177,6 +197,7 @@ def _plan(
     shape: Shape | None,
     places: list[_Place],
     place: _Place,
+    team: Together | None,
     path: str | None,
     walls: tuple[Wall, ...],
     states: Mapping[str, PathState],
@@ -191,12 +212,12 @@ def _plan(
         engine=None if path is None else "vllm" if path in VLLM_PATHS else "portable",
         dtype=_dtype(path, place.closed),
         quantization=None if path is None else "fp8" if path in FP8_PATHS else "nf4" if path == "qlora-hf" else None,
-        gpus=(place.card.index,) if path and place.card is not None else (),
+        gpus=team.gpus if team is not None else (),
         model=model,
         memory=memory,
         micro_batch=settled.micro_batch if settled else None,
         rollout_rows=settled.rollout_rows if settled else None,
-        reasons=tuple(_reasons(model, shape, places, place, path, walls, states, promises)),
+        reasons=tuple(_reasons(model, shape, places, place, team, path, walls, states, promises)),
     )
 
 
@@ -215,6 +236,7 @@ def _reasons(
     shape: Shape | None,
     places: list[_Place],
     place: _Place,
+    team: Together | None,
     path: str | None,
     walls: tuple[Wall, ...],
     states: Mapping[str, PathState],
@@ -233,9 +255,19 @@ def _reasons(
         yield f"{model} is not known here, so nothing is said about memory; name a local folder, or a size like 7B"
     if place.card is not None and place.have_gib is None and path:
         yield "Free memory is unknown and counts as enough"
-    if len([p for p in places if p.card is not None]) > 1 and place.card is not None:
-        yield f"One card is used, the best for this: {where}"
+    if len([p for p in places if p.card is not None]) > 1 and team is not None:
+        yield from _together(where, team)
     yield from promises
+
+
+def _together(where: str, team: Together) -> Iterable[str]:
+    """Which of several cards are used, and why the others are not."""
+    if len(team.gpus) == 1:
+        yield f"One card is used, the best for this: {where}"
+    else:
+        least = f"; the least free on any of them, {team.have_gib:.1f} GiB, decides" if team.have_gib is not None else ""
+        yield f"{len(team.gpus)} equal cards are used, one process each: GPU {', '.join(map(str, team.gpus))}{least}"
+    yield from team.reasons
 
 
 def _why_nothing_better(

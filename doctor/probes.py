@@ -66,6 +66,7 @@ def probe(*, children: bool = True, timeout_s: float = 12, say: Callable[[str], 
         "toolkits": ledger.total("toolkits", installed_toolkits),
         "pci": pci,
         **_from_torch(told),
+        "links": _links(told, devices or [], order) if len(gpus or ()) > 1 else None,
     }
     probes = {name: _judged(name, outcomes, ledger) for name in PROBES}
     arch = told.get("arch_list")
@@ -230,6 +231,13 @@ def _from_torch(told: Mapping[str, Any]) -> dict[str, Any]:
         "mps": told.get("mps"),
         "xpu_error": told.get("xpu_error"),
     }
+
+
+def _links(told: Mapping[str, Any], devices: list[Any], order: list[int | None]) -> dict[str, Any]:
+    """What lies between several cards: NVLinks by card, whether they reach each other's memory, NCCL's version."""
+    counts = {device.get("nvml_index"): device.get("nvlinks") for device in devices}
+    nvlinks = [counts.get(index) for index in order]
+    return {**(told.get("links") or {}), **({"nvlinks": nvlinks} if None not in nvlinks and nvlinks else {})}
 
 
 def _compilers() -> dict[str, str]:

@@ -252,6 +252,7 @@ def _card(index: int, nvml: Device, torch_device: Device | None, available_gib: 
         free_gib=free_gib,
         mig=mig,
         unified_memory=unified,
+        display=nvml.get("display"),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from doctor import walls_fp8, walls_gpu, walls_stack, walls_torch, walls_vllm
+from doctor import walls_fp8, walls_gpu, walls_several, walls_stack, walls_torch, walls_vllm
 from doctor.diagnosis import PATHS, VLLM_PATHS, Wall
 from doctor.facts import Facts
 from doctor.readings import Card, cards, hidden
@@ -99,16 +99,18 @@ def _matters(facts: Facts, wall: Wall) -> bool:
 
 def _warnings(facts: Facts) -> list[Wall]:
     if facts.absent("torch"):
-        own = [*walls_gpu.warnings(facts), *walls_stack.warnings(facts)]
+        own = [*walls_gpu.warnings(facts), *walls_several.warnings(facts), *walls_stack.warnings(facts)]
         return [w for w in own if w.code not in ("STACK-INCOMPLETE",)]
     if walls_gpu.no_card(facts) is not None and not hidden(facts):
-        return [w for w in walls_stack.warnings(facts) if w.code != "UNSLOTH-IMPORT"]  # it wants a GPU
+        own = [*walls_several.warnings(facts), *walls_stack.warnings(facts)]
+        return [w for w in own if w.code != "UNSLOTH-IMPORT"]  # it wants a GPU
     return [
         *walls_torch.warnings(facts),
         *walls_vllm.warnings(facts),
         *walls_fp8.warnings(facts),
         *filter(None, (walls_fp8.on_the_fly(facts),)),
         *walls_gpu.warnings(facts),
+        *walls_several.warnings(facts),
         *walls_stack.warnings(facts),
     ]
 

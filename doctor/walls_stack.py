@@ -13,7 +13,6 @@ from doctor.versions import allows, pair, shown, specifiers, version
 
 _SET = Help("Install a set that belongs together, in a fresh environment", "grpo-doctor --install-plan", "likely")
 _NEEDED = ("transformers", "trl", "peft", "accelerate", "datasets")
-_SMALL_SHM_GIB = 1.0
 
 
 def bitsandbytes_wall(facts: Facts) -> Wall | None:
@@ -77,7 +76,7 @@ def _bnb_cause(facts: Facts, error: str) -> tuple[str, tuple[Help, ...]]:
 
 def warnings(facts: Facts) -> Iterator[Wall]:
     """Closes nothing: each of these breaks a run later, or a backend that no path needs."""
-    makers = (_python, _incomplete, _unsloth_import, _shared_memory, _offline, _bnb_build, _compiler)
+    makers = (_python, _incomplete, _unsloth_import, _offline, _bnb_build, _compiler)
     yield from filter(None, (make(facts) for make in makers))
 
 
@@ -145,25 +144,6 @@ def _unsloth_cause(error: str) -> str:
         if found := re.search(pattern, error, re.IGNORECASE):
             return meaning.replace("{1}", found[1] if found.groups() else "")
     return "it checks and rewrites half the stack on import, so any of it may be the reason"
-
-
-def _shared_memory(facts: Facts) -> Wall | None:
-    shm, several = facts.host.shm_gib, len(facts.gpus or ()) > 1
-    if shm is None or shm >= _SMALL_SHM_GIB or not several:
-        return None
-    return Wall(
-        "SHM-SMALL",
-        (),
-        f"/dev/shm has {shm:.2g} GiB, too little for NCCL between several GPUs",
-        (
-            f"host.shm_gib = {shm}; {len(facts.gpus or ())} GPUs",
-            "Docker gives 64 MB; NCCL wants shared memory (vllm#789)",
-        ),
-        (
-            Help("Train on one GPU, which needs none: the plan does", None, "certain"),
-            Help("Or start the container with more", "docker run --ipc=host ...", "certain"),
-        ),
-    )
 
 
 def _offline(facts: Facts) -> Wall | None:

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from grpo_portable.bench_policy import BASES, random_policy
 from grpo_portable import quiet
+from grpo_portable.bench_policy import BASES, random_policy
 from grpo_portable.errors import GrpoPortableError, UsageError
 from grpo_portable.rollout.protocol import Sampling
 

@@ -17,7 +17,8 @@ from typing import Any
 from grpo_portable import answers, checkpoint, policy
 from grpo_portable.data import Question
 from grpo_portable.errors import DataError
-from grpo_portable.guards import require_finite
+from grpo_portable.guards import StopSignal, require_finite
+from grpo_portable.processes import ALONE, Processes
 from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Rollout, Sampling
@@ -114,11 +115,14 @@ def bootstrap(
     saved: checkpoint.Checkpoint | None = None,
     on_step: Callable[[int, int, dict[str, float]], None] = lambda step, steps, logs: None,
     probe: Callable[[int], float] | None = None,
+    processes: Processes = ALONE,
+    stop: StopSignal | None = None,
 ) -> Taught:
     """Train `model`'s adapter in place by TRL's SFTTrainer, on from `saved` if there is one. `on_step` hears step, steps, loss.
 
     `probe(step)` gives the share of answers that keep the format; once that is `bootstrap_format_share` the stage ends, at
-    once when it is so from the start. Whatever ends it early, the steps made are saved in the folder `checkpoints`.
+    once when it is so from the start. Whatever ends it early, the steps made are saved in the folder `checkpoints`. Several
+    `processes` share each batch evenly, and end together when one of them was asked to `stop`.
     """
     from datasets import Dataset
     from transformers import PrinterCallback, TrainerCallback
@@ -142,15 +146,19 @@ def bootstrap(
                 self.share = probe(state.global_step)
                 control.should_training_stop |= self.share >= recipe.bootstrap_format_share
             control.should_save |= trainer.overdue()
+            if stop is not None and processes.count > 1 and processes.any(stop.wanted):
+                stop.wanted = control.should_save = control.should_training_stop = True  # in all, after the same step
 
     batch = min(recipe.bootstrap_batch, len(examples))
-    micro_batch = max(d for d in range(1, min(int(recipe.micro_batch), batch) + 1) if batch % d == 0)
+    batch = max(processes.count, batch - batch % processes.count)  # the same number of rows in each process
+    mine = batch // processes.count
+    micro_batch = max(d for d in range(1, min(int(recipe.micro_batch), mine) + 1) if mine % d == 0)
     steps = max(1, math.ceil(recipe.bootstrap_epochs * len(examples) / batch))
     arguments = SFTConfig(
         output_dir=str(output_dir),
         max_steps=steps,
         per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=batch // micro_batch,
+        gradient_accumulation_steps=mine // micro_batch,
         learning_rate=recipe.bootstrap_learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=min(steps // 10, 20),
@@ -185,13 +193,17 @@ def bootstrap(
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(UpdateMark(trainer))
     trainer.checkpoints = checkpoints
+    together = stop.deferred() if stop is not None and processes.count > 1 else contextlib.nullcontext()
     try:
-        if saved is None:
-            trainer.train()
-        elif saved.step < steps:
-            trainer.go_on(saved)
-        else:
-            trainer.restore(saved)
+        with together:
+            if saved is None:
+                trainer.train()
+            elif saved.step < steps:
+                trainer.go_on(saved)
+            else:
+                trainer.restore(saved)
+        if stop is not None and processes.count > 1 and stop.wanted and trainer.state.global_step < steps:
+            raise KeyboardInterrupt
     except BaseException:  # an error or a stop: what was taught so far is kept
         with contextlib.suppress(Exception):  # a card that failed may not give its weights; its error is the news
             trainer.save_if_whole()

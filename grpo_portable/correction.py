@@ -11,6 +11,7 @@ Legend: N rows, T completion tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,12 @@ class Gap:
         self.tokens += int(seen.sum())
         self.divergence += float(difference[seen].sum())
         self.truncated += int((seen & (ratios >= limit)).sum())
+
+    @classmethod
+    def of_all(cls, parts: Iterable[Gap]) -> Gap:
+        """The gap over the tokens of several processes."""
+        found = list(parts)
+        return cls(*(sum(getattr(part, name) for part in found) for name in ("tokens", "divergence", "truncated")))
 
     def metrics(self) -> dict[str, float]:
         """`sampler_kl` in nats a token, and the share of tokens whose ratio was cut."""

@@ -8,8 +8,9 @@ engine of the run's path. A file is continued where it ends: what is in it is ke
 
 from __future__ import annotations
 
+import glob
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,21 +39,26 @@ def evaluate(
     *,
     samples: int = 0,
     progress: Callable[[Progress], None] = lambda seen: None,
+    known: Sequence[Path] = (),
+    turn: tuple[int, int] = (0, 1),
 ) -> Progress:
     """Append what is missing in `file`: the greedy answer of each question, or `samples` drawn ones when `samples` > 0.
 
     The engine must already hold the weights to be asked. Returns how many answers the file holds, and how many are right.
+    What the files `known` hold is not asked again. With `turn` (r, n) only every n-th chunk from the r-th on is asked: n
+    processes ask what one would, in the same calls of the engine, so that they get the same answers.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    wanted = max(1, samples)
-    known = {(r["id"], r.get("sample", 0)): bool(r.get("correct")) for r in read_lines(file) if "id" in r}
-    asked = {(q.id, k) for q in data.questions for k in range(wanted)}
-    right = sum(correct for key, correct in known.items() if key in asked)
-    done = len(known.keys() & asked)
-    progress(Progress(done, len(asked), right))
+    wanted, (first, every) = max(1, samples), turn
     # four times what the engine holds at once, so that it can fill rows that end early
-    for number, chunk in enumerate(_chunks(data, max(1, 4 * int(recipe.rollout_rows) // wanted))):
-        missing = {(q.id, k) for q, _ in chunk for k in range(wanted)} - known.keys()
+    chunks = list(enumerate(_chunks(data, max(1, 4 * int(recipe.rollout_rows) // wanted))))[first::every]
+    found = _known((file, *known))
+    asked = {(q.id, k) for _, chunk in chunks for q, _ in chunk for k in range(wanted)}
+    right = sum(correct for key, correct in found.items() if key in asked)
+    done = len(found.keys() & asked)
+    progress(Progress(done, len(asked), right))
+    for number, chunk in chunks:
+        missing = {(q.id, k) for q, _ in chunk for k in range(wanted)} - found.keys()
         if not missing:
             continue
         # the whole chunk is asked again, so that a continued file holds what an uninterrupted one would
@@ -68,20 +74,45 @@ def evaluate(
     return Progress(done, len(asked), right)
 
 
+def _known(files: Iterable[Path]) -> dict[tuple[str, int], bool]:
+    """(question's id, number of the sample) → whether it is right, of all answers in the files."""
+    return {(r["id"], r.get("sample", 0)): bool(r.get("correct")) for f in files for r in read_lines(f) if "id" in r}
+
+
+def counted(data: Fitted, file: Path, samples: int = 0) -> Progress:
+    """How many of the answers `evaluate` would ask for `file` holds, and how many are right."""
+    asked = {(q.id, k) for q in data.questions for k in range(max(1, samples))}
+    found = {key: correct for key, correct in _known([file]).items() if key in asked}
+    return Progress(len(found), len(asked), sum(found.values()))
+
+
 def is_complete(data: Fitted, file: Path, samples: int = 0) -> bool:
     """Whether `file` holds every answer `evaluate` would ask for."""
-    known = {(r.get("id"), r.get("sample", 0)) for r in read_lines(file)}
-    return all((q.id, k) in known for q in data.questions for k in range(max(1, samples)))
+    seen = counted(data, file, samples)
+    return seen.done == seen.total
 
 
-def join(data: Fitted, shares: Sequence[Path], file: Path) -> None:
-    """Put the answers that several processes wrote into one file, in the order of the questions."""
+def share_of(file: Path, rank: int) -> Path:
+    """Where one of several processes writes its part of what belongs into `file`."""
+    return file.with_name(f".{file.stem}-{rank}{file.suffix}")
+
+
+def shares(file: Path) -> list[Path]:
+    """The parts of `file` that processes have written, also those of an earlier start with more of them."""
+    return sorted(file.parent.glob(f".{glob.escape(file.stem)}-[0-9]*{file.suffix}"))
+
+
+def join(data: Fitted, file: Path) -> None:
+    """Put the parts that several processes wrote into `file`, in the order of the questions."""
+    parts = shares(file)
+    if not parts:
+        return
     order = {q.id: i for i, q in enumerate(data.questions)}
-    records = [r for share in shares for r in read_lines(share) if r.get("id") in order]
-    records.sort(key=lambda r: (order[r["id"]], r.get("sample", 0)))
-    write_atomically(file, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
-    for share in shares:
-        share.unlink(missing_ok=True)
+    records = {(r["id"], r.get("sample", 0)): r for f in (file, *parts) for r in read_lines(f) if r.get("id") in order}
+    whole = sorted(records.values(), key=lambda r: (order[r["id"]], r.get("sample", 0)))
+    write_atomically(file, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in whole))
+    for part in parts:
+        part.unlink(missing_ok=True)
 
 
 def answered(question: Question, completion: Completion, prompts: PromptBuilder, style: str) -> dict[str, Any]:

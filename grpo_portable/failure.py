@@ -6,6 +6,7 @@ import contextlib
 import errno
 import traceback
 from pathlib import Path
+from typing import Any
 
 from doctor.privacy import clean
 from grpo_portable.errors import (
@@ -17,7 +18,8 @@ from grpo_portable.errors import (
     RewardError,
     UsageError,
 )
-from grpo_portable.ladder import DISK, OUT_OF_MEMORY
+from grpo_portable.ladder import COLLECTIVE, DISK, OUT_OF_MEMORY
+from grpo_portable.processes import here
 from grpo_portable.run import RunFolder
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -39,6 +41,8 @@ def kind_of(error: BaseException, folder: Path | None = None) -> str:
         return "disk"
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "oom"
+    if here().count > 1 and isinstance(error, (RuntimeError, OSError)) and COLLECTIVE.search(str(error)):
+        return "collective"
     return "crash"
 
 
@@ -51,13 +55,18 @@ def _of_disk(error: BaseException, folder: Path | None) -> bool:
 
 
 def write(run: RunFolder, error: BaseException) -> str:
-    """Write failure.json for the supervisor; returns the kind. Never raises: a full disk may be what it has to tell of."""
+    """Write failure.json for the supervisor; returns the kind. Never raises: a full disk may be what it has to tell of.
+
+    Of several processes the first to fail is heard: the others then fail because it is gone.
+    """
     kind = kind_of(error, run.path)
+    if here().count > 1 and (run.path / "failure.json").exists():
+        return kind
     ours = error if isinstance(error, GrpoPortableError) else None
     first_line = next(iter(str(error).splitlines()), "")
     fact = ours.fact if ours else f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
     frames = "".join(traceback.format_exception(error))
-    told = {
+    told: dict[str, Any] = {
         "kind": kind,
         "class": type(error).__name__,
         "fact": clean(fact),
@@ -66,6 +75,8 @@ def write(run: RunFolder, error: BaseException) -> str:
         "phase": _phase(run),
         "traceback_tail": clean(frames[-4000:]),
     }
+    if here().count > 1:
+        told["rank"] = run.rank
     with contextlib.suppress(OSError):  # the worker's last line in the log says the kind as well
         run.write_json("failure.json", told)
     return kind
@@ -73,5 +84,5 @@ def write(run: RunFolder, error: BaseException) -> str:
 
 def _phase(run: RunFolder) -> str:
     with contextlib.suppress(GrpoPortableError, OSError):
-        return str(run.read_json("heartbeat").get("doing") or "starting")
+        return str(run.read_json(run.heartbeat_file.name).get("doing") or "starting")
     return "starting"

@@ -1,13 +1,15 @@
 """How a worker ended, and where the run goes on: two pure functions, no process is touched here.
 
-A rung is a path with the two sizes that memory decides, and the backend. Below a backend that is not the project's own lies the
-same path without it. Groups stay whole on every rung: an out-of-memory error halves the micro-batch (same groups, same
-denominator, same gradient up to rounding) or the number of rows generated at once, before the path is given up. A user's
-mistake is never retried.
+A rung is a path with the two sizes that memory decides, the backend, and the GPUs it runs on, one process each. Below a
+backend that is not the project's own lies the same path without it. Groups stay whole on every rung: an out-of-memory error
+halves the micro-batch (same groups, same denominator, same gradient up to rounding) or the number of rows generated at once,
+before the path is given up. Of several GPUs, those that fail are left out before the path is. A user's mistake is never
+retried.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +18,16 @@ from typing import Any
 from doctor.diagnosis import PATHS
 
 # exit codes of the worker, one a cause (`worker.py` uses them, `classify` reads them)
-EXIT = {"user": 2, "oom": 10, "engine": 11, "nonfinite": 12, "reward": 13, "disk": 14, "interrupted": 130}
+EXIT = {
+    "user": 2,
+    "oom": 10,
+    "engine": 11,
+    "nonfinite": 12,
+    "reward": 13,
+    "disk": 14,
+    "collective": 15,  # the processes of a run lost each other: NCCL, gloo, or one of them is gone
+    "interrupted": 130,
+}
 KINDS = ("done", *EXIT, "import", "killed", "hang", "crash")
 MOST_ROW_CUT = 16  # rows generated at once are halved to this part; with fewer a lower path is the faster one
 CPU_PARAMETERS_LIMIT = 500_000_000  # above this the last rung, the CPU, would take weeks and is left out
@@ -24,19 +35,24 @@ CPU_PARAMETERS_LIMIT = 500_000_000  # above this the last rung, the CPU, would t
 
 @dataclass(frozen=True)
 class Rung:
+    """`gpus`: by the doctor's index, one process each; () leaves the one to use to CUDA. `processes`: as many as GPUs."""
+
     path: str
     micro_batch: int
     rollout_rows: int
     backend: str = "plain"  # plain | server | unsloth
+    gpus: tuple[int, ...] = ()
+    processes: int = 1
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How one worker ended: `kind` of KINDS, the phase it was in, and the original error text."""
+    """How a worker ended: `kind` of KINDS, the phase it was in, the original error text, and of several its rank."""
 
     kind: str
     phase: str
     error: str
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +78,14 @@ _ROLLS_OUT, _UPDATES = (
     ("update", "train", "bootstrap"),
 )  # first words of the phases that memory decides
 _SIGNAL = re.compile(r"died with <Signals\.(SIG\w+)")  # accelerate's words for a worker ended by a signal
+# the line of `ranks.py` on the first of several processes to fail
+_FIRST = re.compile(r"^rank (\d+) (?:died with <Signals\.(SIG\w+)|returned non-zero exit status (\d+))", re.M)
+_FOLLOWS = ("interrupted", "collective", "crash")  # how a process may end because another one did
+COLLECTIVE = re.compile(
+    r"NCCL|ProcessGroup|DistBackendError|DistNetworkError|DistStoreError|gloo|Connection (?:closed|reset) by peer"
+    r"|Watchdog caught collective|Broken pipe",
+    re.I,
+)
 _ERROR_LINE = re.compile(r"^[\w.]*(?:Error|Exception|Exit|Interrupt)\b(?!.*accelerate|.*Command '\[).*$", re.M)
 _ENGINE = re.compile(
     r"vllm|EngineCore|flashinfer|get_dummy_lora_warmup_rank|align_completion_tool_mask|unsloth|CUDA error|NCCL error",
@@ -69,8 +93,22 @@ _ENGINE = re.compile(
 )
 
 
-def classify(returncode: int, failure: Mapping[str, Any], log_tail: str, phase: str, hung: bool = False) -> Ending:
-    """The ending of a worker from its exit status, the failure it wrote (may be empty), and the end of its log."""
+def classify(
+    returncode: int,
+    failure: Mapping[str, Any],
+    log_tail: str,
+    phase: str,
+    hung: bool = False,
+    *,
+    processes: int = 1,
+    silent: int = 0,
+) -> Ending:
+    """The ending of a worker from its exit status, the failure it wrote (may be empty), and the end of its log.
+
+    Of several `processes` the first to fail counts, whatever the others died of; `silent` is the rank that hung.
+    """
+    if processes > 1:
+        return _of_several(returncode, failure, log_tail, phase, silent if hung else None)
     phase = str(failure.get("phase") or phase)
     error = str(failure.get("fact") or _error_line(log_tail) or f"exit status {returncode}")
     if hung:
@@ -98,11 +136,33 @@ def classify(returncode: int, failure: Mapping[str, Any], log_tail: str, phase: 
     return Ending("crash", phase, error)
 
 
-def next_step(rung: Rung, ending: Ending, rungs: Sequence[str], retries: int, first: Rung | None = None) -> Step:
+def _of_several(returncode: int, failure: Mapping[str, Any], log_tail: str, phase: str, silent: int | None) -> Ending:
+    """As `classify`: the rank that hung, else one that told why it failed, else one that was killed, else the first to go."""
+    if silent is not None:
+        return replace(classify(returncode, {}, log_tail, phase, True), rank=silent)
+    if returncode == 0:
+        return Ending("done", phase, "")
+    first = _FIRST.search(log_tail)
+    if first and first[2] and (not failure or failure.get("kind") in _FOLLOWS):
+        return Ending("killed", phase, f"the process of rank {first[1]} was ended by {first[2]}", int(first[1]))
+    code = int(first[3]) if first and first[3] else returncode
+    told = failure.get("rank", first[1] if first else None)
+    ending = classify(code, failure, log_tail, phase)
+    return ending if told is None else replace(ending, rank=int(told), error=f"rank {told}: {ending.error}")
+
+
+def next_step(
+    rung: Rung,
+    ending: Ending,
+    rungs: Sequence[str],
+    retries: int,
+    first: Rung | None = None,
+    step: tuple[int, int] = (1, 1),
+) -> Step:
     """The rung to go on with. `rungs`: open paths, best first. `retries`: times this rung was restarted without progress.
 
     `first`: the rung the run began on. A lower path begins with its sizes again: one that was halved for a path with less
-    room would only make the next one slow.
+    room would only make the next one slow. GPUs that were left out stay out. `step`: its questions, and completions of each.
     """
     first = first or rung
     if ending.kind in ("user", "reward", "disk", "interrupted", "done"):
@@ -117,13 +177,43 @@ def next_step(rung: Rung, ending: Ending, rungs: Sequence[str], retries: int, fi
             return Step(smaller, f"out of memory while {ending.phase}: {_change(rung, smaller)}, groups stay whole")
     if ending.kind in ("killed", "crash", "hang") and retries == 0 and not rung.path.endswith("-vllm"):
         return Step(rung, f"{_ENDED[ending.kind]}; one more try on the same path")
+    if ending.kind in ("killed", "crash", "hang", "collective") and rung.processes > 1:
+        fewer = _fewer(rung, ending, step)
+        return Step(fewer, f"{_what_failed(ending)}; {_change(rung, fewer)}, groups stay whole")
+    kept = replace(first, backend="plain", gpus=rung.gpus, processes=rung.processes)
     if rung.backend != "plain":
         told = f"the {rung.backend} backend ended ({ending.kind}): {ending.error}"
-        return Step(replace(first, path=rung.path, backend="plain"), told)
+        return Step(shared(replace(kept, path=rung.path), step), told)
     below = _below(rung.path, rungs)
     if below is None:
         return Step(None, f"no path is open below {rung.path}")
-    return Step(replace(first, path=below, backend="plain"), f"{rung.path} ended ({ending.kind}): {ending.error}")
+    lower = replace(kept, path=below) if below != PATHS[-1] else replace(kept, path=below, gpus=(), processes=1)
+    return Step(shared(lower, step), f"{rung.path} ended ({ending.kind}): {ending.error}")
+
+
+def _what_failed(ending: Ending) -> str:
+    told = "the processes lost each other" if ending.kind == "collective" else _ENDED[ending.kind]
+    return f"{told} ({ending.error})"
+
+
+def _fewer(rung: Rung, ending: Ending, step: tuple[int, int]) -> Rung:
+    """The rung without the GPU of the rank that was killed or hung; one GPU where any of them may be to blame."""
+    left, count = rung.gpus, 1
+    if ending.rank is not None and ending.kind in ("killed", "hang"):
+        left = tuple(gpu for rank, gpu in enumerate(rung.gpus) if rank != ending.rank)
+        count = most_processes(rung.processes - 1, step[0])
+    return shared(replace(rung, gpus=left[:count], processes=count), step)
+
+
+def most_processes(at_most: int, questions: int) -> int:
+    """The most processes that can share a step evenly: each takes the same number of whole groups."""
+    return max(count for count in range(1, max(1, at_most) + 1) if questions % count == 0)
+
+
+def shared(rung: Rung, step: tuple[int, int]) -> Rung:
+    """The rung with a micro-batch that divides what one process has of a step."""
+    completions = step[0] * step[1] // rung.processes
+    return replace(rung, micro_batch=math.gcd(rung.micro_batch, completions)) if step != (1, 1) else rung
 
 
 def rungs_from_answer(answer: Mapping[str, Any], start: str, parameters: int | None) -> tuple[str, ...]:
@@ -160,6 +250,10 @@ def _next_divisor(micro_batch: int) -> int:
 
 
 def _change(old: Rung, new: Rung) -> str:
+    if new.processes != old.processes:
+        what = "GPUs" if old.gpus else "processes"
+        named = f" ({', '.join(map(str, new.gpus))})" if new.gpus else ""
+        return f"{what} {old.processes} → {new.processes}{named}"
     if new.micro_batch != old.micro_batch:
         return f"micro-batch {old.micro_batch} → {new.micro_batch}"
     return f"rows generated at once {old.rollout_rows} → {new.rollout_rows}"

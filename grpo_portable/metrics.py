@@ -29,8 +29,12 @@ def line(
     logged: Mapping[str, Any],
     trl: Mapping[str, Sequence[float]],
     reward_names: Sequence[str],
+    memory: float | None = None,
 ) -> dict[str, Any]:
-    """The record of a step: `own` from the rollout, `logged` from transformers' loop, `trl` the lists TRL averages."""
+    """The record of a step: `own` from the rollout, `logged` from transformers' loop, `trl` the lists TRL averages.
+
+    `memory`: GiB of the process that holds most, where there are several.
+    """
     means = {name: _mean(trl.get(f"rewards/{name}/mean")) for name in reward_names}
     record = {
         "step": step,
@@ -50,7 +54,7 @@ def line(
         "learning_rate": logged.get("learning_rate"),
         "kl": _mean(trl.get("kl")),
         "tokens_per_s": own.get("tokens_per_s"),
-        "memory_gib": memory_gib(),
+        "memory_gib": memory_gib() if memory is None else memory,
         "skipped": bool(own.get("skipped")),
         "sampler_kl": own.get("sampler_kl"),
         "ratio_cut": own.get("ratio_cut"),

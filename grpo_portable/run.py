@@ -5,8 +5,9 @@
     metrics.jsonl one line an optimizer step      events.jsonl  faults, retries, fallbacks, skipped rows
     generations/  base.jsonl, bootstrap.jsonl, tuned.jsonl (+ base-sampled.jsonl, tuned-sampled.jsonl)
     scores.json   report.md   charts/             adapter/    checkpoints/step-000010/
-    rung.json     what the ladder changed (path, micro_batch, rollout_rows, backend); failure.json  how the last worker failed
-    worker.log    heartbeat                       the worker's output, and the time of its last sign of life
+    rung.json     what the ladder changed (path, micro_batch, rollout_rows, backend, gpus)
+    failure.json  how the last worker failed        worker.log  what it printed
+    heartbeat     the time of the worker's last sign of life, and what it does; heartbeat-1, ... of further ranks
 
 JSON files are replaced atomically; JSONL files are appended line by line and a torn last line is ignored when read.
 Torch-free. Nothing private is written: no host or user name, no environment values.
@@ -20,7 +21,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,12 @@ PLACES = ("model", "data", "eval_data", "bootstrap_data")  # fields of a recipe 
 
 @dataclass(frozen=True)
 class RunFolder:
+    """`rank`: of the process that uses it, where a run has several. Only the first tells and writes, beside signs of life
+    and its own failure.
+    """
+
     path: Path
+    rank: int = 0
 
     @property
     def recipe_file(self) -> Path:
@@ -64,7 +70,7 @@ class RunFolder:
 
     @property
     def heartbeat_file(self) -> Path:
-        return self.path / "heartbeat"
+        return self.path / ("heartbeat" if self.rank == 0 else f"heartbeat-{self.rank}")
 
     def generations(self, stage: str) -> Path:
         """File of the answers of one stage: base, bootstrap, tuned, base-sampled, tuned-sampled."""
@@ -72,7 +78,8 @@ class RunFolder:
 
     def recipe(self) -> Recipe:
         """What runs now: the settled recipe, with what the current rung of the ladder changed."""
-        return replace(load(self.recipe_file), **self.read_json("rung.json"))
+        known = {f.name for f in fields(Recipe)}  # which GPUs a rung takes is no matter of the recipe
+        return replace(load(self.recipe_file), **{k: v for k, v in self.read_json("rung.json").items() if k in known})
 
     def read_json(self, name: str) -> dict[str, Any]:
         """The object in a JSON file of the run, {} when it is not there yet."""
@@ -104,6 +111,8 @@ class RunFolder:
 
     def event(self, kind: str, message: str, **more: Any) -> None:
         """Append an event: kind (fallback, retry, nonfinite, reward, data, engine, resume, saved ...), a sentence, details."""
+        if self.rank != 0:
+            return
         told = {"message": message, **more}
         told = {key: clean(value) if isinstance(value, str) else value for key, value in told.items()}
         append_line(self.events_file, {"time": round(time.time(), 3), "kind": kind, **told})
@@ -118,7 +127,7 @@ class RunFolder:
 
     def patience(self, seconds: float, because: str) -> None:
         """Renew the heartbeat, and say that the next one may take so long, and why; the next `heartbeat` forgets it."""
-        doing = {**self.read_json("heartbeat"), "patience_s": round(seconds, 1), "patience_because": because}
+        doing = {**self.read_json(self.heartbeat_file.name), "patience_s": round(seconds, 1), "patience_because": because}
         write_atomically(self.heartbeat_file, json.dumps(doing), sync=False)
 
     def beat(self) -> None:
@@ -152,11 +161,11 @@ def shortened(place: str) -> str:
     return "~" + place[len(home) :] if len(home) > 1 and place.startswith(home + os.sep) else place
 
 
-def open_run(path: Path) -> RunFolder:
+def open_run(path: Path, rank: int = 0) -> RunFolder:
     """An existing run folder; RunFolderError if there is none."""
     if not (path / "recipe.yaml").is_file():
         raise RunFolderError(f"`{path}` holds no run", because="there is no recipe.yaml in it")
-    return RunFolder(path)
+    return RunFolder(path, rank)
 
 
 def write_atomically(file: Path, text: str, *, sync: bool = True) -> None:

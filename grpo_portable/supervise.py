@@ -1,8 +1,9 @@
 """The parent of a run: starts the worker, watches it, reads how it ended, and goes on one rung lower if it must.
 
 vLLM, CUDA and the kernel's out-of-memory killer take whole processes down; only a parent survives to choose. The worker is
-started through accelerate also when it is one process, so that several GPUs are a matter of a number. Every wait has a limit,
-measured on the monotonic clock, since the wall clock may jump.
+started through accelerate also when it is one process, so that several GPUs are a matter of a number: one process each, and
+whatever is said of the worker here holds for all of them. Every wait has a limit, measured on the monotonic clock, since the
+wall clock may jump.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from doctor.privacy import clean
 from grpo_portable import ladder
@@ -33,6 +35,9 @@ KILL_LIMIT_S = 30.0  # from SIGKILL until the process is gone
 LOG_TAIL_BYTES = 20_000
 LEAST_ROOM_BYTES = 1 << 20  # below this a worker that could not say why it ended is taken to have filled the disk
 MAX_STARTS = 40  # without a step or an answer in between
+CPU_PROCESSES = (
+    "GRPO_PORTABLE_CPU_PROCESSES"  # environment variable, for tests: several ranks on a machine without GPUs
+)
 
 
 class RunFailed(GrpoPortableError):
@@ -46,21 +51,26 @@ class Limits:
     stop_s: float = STOP_LIMIT_S
 
 
-def supervise(run: RunFolder, *, fallback: bool = True, processes: int = 1, limits: Limits | None = None) -> None:
-    """Bring the run to its end, down the ladder if need be. Raises what the user must know; the run folder stays resumable."""
+def supervise(run: RunFolder, *, fallback: bool = True, limits: Limits | None = None) -> None:
+    """Bring the run to its end, down the ladder if need be. Raises what the user must know; the run folder stays resumable.
+
+    The GPUs are those of plan.json, or what the ladder left of them.
+    """
     with folder_errors(run), _alone(run), _terminated_is_interrupted():
         for left in run.path.glob(".*.part"):  # of processes that were killed while they wrote
             left.unlink() if left.is_file() else None
-        _climb_down(run, fallback, processes, limits or Limits())
+        _climb_down(run, fallback, limits or Limits())
 
 
-def _climb_down(run: RunFolder, fallback: bool, processes: int, limits: Limits) -> None:
-    answer, rung, first = run.read_json("plan.json"), _rung(run.recipe()), _rung(load(run.recipe_file))
+def _climb_down(run: RunFolder, fallback: bool, limits: Limits) -> None:
+    answer, recipe = run.read_json("plan.json"), run.recipe()
+    rung, first = _rung(recipe, answer, run.read_json("rung.json")), _rung(load(run.recipe_file), answer)
+    step_size = recipe.prompts_per_step, recipe.group_size
     idle, retries, made = 0, 0, _made(run)
     with Progress(run, run.recipe().steps) as progress:
         while idle < MAX_STARTS:
             run.write_json("rung.json", asdict(rung))
-            ending = _one_worker(run, rung, processes, limits, progress)
+            ending = _one_worker(run, rung, rung.processes, limits, progress)
             if ending.kind == "done":
                 return
             before, made = made, _made(run)
@@ -68,7 +78,7 @@ def _climb_down(run: RunFolder, fallback: bool, processes: int, limits: Limits) 
             idle, retries = (0, 0) if moved else (idle + 1, retries)
             # asked anew: how large the model is, is known once a worker has loaded it
             rungs = ladder.rungs_from_answer(answer, rung.path, run.read_json("run.json").get("total_parameters"))
-            step = ladder.next_step(rung, ending, rungs, retries, first)
+            step = ladder.next_step(rung, ending, rungs, retries, first, step_size)
             if step.rung is None or not fallback:
                 raise _failure(run, ending, step.reason if fallback else "fallbacks are switched off (--no-fallback)")
             kind = "retry" if step.rung.path == rung.path else "fallback"
@@ -82,9 +92,24 @@ def _climb_down(run: RunFolder, fallback: bool, processes: int, limits: Limits) 
     )
 
 
-def _rung(recipe: Recipe) -> ladder.Rung:
+def _rung(recipe: Recipe, answer: Mapping[str, Any], changed: Mapping[str, Any] | None = None) -> ladder.Rung:
+    """The rung of a recipe on the plan's GPUs, or on those an earlier rung was left with: as many as share a step evenly."""
+    gpus = tuple((changed or {}).get("gpus", _gpus(answer))) if recipe.path != "cpu" else ()
+    wanted = len(gpus) or (int(os.environ.get(CPU_PROCESSES, 1)) if recipe.path == "cpu" else 1)
+    count = ladder.most_processes(min(wanted, (changed or {}).get("processes", wanted)), recipe.prompts_per_step)
     backend = "plain" if recipe.backend == "auto" else recipe.backend
-    return ladder.Rung(str(recipe.path), int(recipe.micro_batch), int(recipe.rollout_rows), backend)
+    rung = ladder.Rung(
+        str(recipe.path), int(recipe.micro_batch), int(recipe.rollout_rows), backend, gpus[:count], count
+    )
+    return ladder.shared(rung, (recipe.prompts_per_step, recipe.group_size))
+
+
+def _gpus(answer: Mapping[str, Any]) -> tuple[int, ...]:
+    """The plan's GPUs; () on a machine with one, and with MIG slices: there is nothing to choose by number."""
+    cards = (answer.get("facts") or {}).get("gpus") or []
+    if len(cards) < 2 or any(card.get("mig") for card in cards):
+        return ()
+    return tuple((answer.get("plan") or {}).get("gpus") or ())
 
 
 def _made(run: RunFolder) -> tuple[int, ...]:
@@ -98,13 +123,13 @@ def _made(run: RunFolder) -> tuple[int, ...]:
 
 
 def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limits, progress: Progress) -> ladder.Ending:
-    for leftover in ("failure.json", "heartbeat"):
-        (run.path / leftover).unlink(missing_ok=True)
+    for leftover in (run.path / "failure.json", *run.path.glob("heartbeat*")):
+        leftover.unlink(missing_ok=True)
     log = run.path / "worker.log"
     began = log.stat().st_size if log.exists() else 0
     worker = _start(run, rung, processes, log)
     try:
-        hung = _watch(worker, run, limits, progress)
+        silent = _watch(worker, run, limits, progress)
     except KeyboardInterrupt:
         _stop(worker, run, limits.stop_s)
         _tell(run, "interrupted", "stopped by the user; the run can be resumed")
@@ -112,11 +137,14 @@ def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limit
     finally:
         if worker.poll() is None:
             _stop(worker, run, limits.stop_s)
-        _end_group(worker.pid)
+        _end_groups(worker.pid, *_beating(run))
     _clean_log(log, began)
     failure, tail = run.read_json("failure.json"), _tail(log, began)
-    ending = ladder.classify(worker.returncode, failure, tail, _doing(run), hung)
-    if hung and (asked := _patience(run)[1]):
+    hung, rank = silent is not None, silent or 0
+    ending = ladder.classify(
+        worker.returncode, failure, tail, _doing(run, rank), hung, processes=processes, silent=rank
+    )
+    if hung and (asked := _patience(replace(run, rank=rank))[1]):
         ending = replace(ending, error=f"{ending.error} in the time of {asked}")
     if ending.kind not in ("done", "interrupted") and not failure and _room(run) < LEAST_ROOM_BYTES:
         return ladder.Ending("disk", ending.phase, "No space left on device")
@@ -137,23 +165,21 @@ def _start(run: RunFolder, rung: ladder.Rung, processes: int, log: Path) -> subp
 
 
 def worker_command(run: RunFolder, rung: ladder.Rung, processes: int) -> list[str]:
-    """The command of one worker: accelerate's launcher around `grpo_portable.worker`."""
-    launch = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--num_processes",
-        str(processes),
-        "--num_machines",
-        "1",
-    ]
+    """The command of one worker: accelerate's launch (`ranks.py`) around `grpo_portable.worker`."""
+    launch = [sys.executable, "-m", "grpo_portable.ranks", "--num_processes", str(processes), "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    if processes > 1:
+        launch += ["--main_process_port", "0"]  # any that is free: another run may be at work
     if rung.path == "cpu":
-        # the built-in model is too small to share: a second thread only waits for the first
-        cores = 1 if run.recipe().model == "embedded" else (os.cpu_count() or 2)
-        threads = os.environ.get("OMP_NUM_THREADS") or max(1, cores // processes)
-        launch += ["--cpu", "--num_cpu_threads_per_process", str(threads)]
+        launch += ["--cpu", "--num_cpu_threads_per_process", str(_threads(run, processes))]
     return [*launch, "-m", "grpo_portable.worker", str(run.path)]
+
+
+def _threads(run: RunFolder, processes: int) -> int:
+    """Threads of one process on a CPU: its share of the cores, or what the user set."""
+    # the built-in model is too small to share: a second thread only waits for the first
+    cores = 1 if run.recipe().model == "embedded" else (os.cpu_count() or 2)
+    return int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // processes))
 
 
 def worker_environment(rung: ladder.Rung) -> dict[str, str]:
@@ -168,27 +194,43 @@ def worker_environment(rung: ladder.Rung) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
     }
-    return {**{k: v for k, v in wanted.items() if v}, **os.environ}
+    return {**{k: v for k, v in wanted.items() if v}, **os.environ, **_visible(rung.gpus)}
 
 
-def _watch(worker: subprocess.Popen[bytes], run: RunFolder, limits: Limits, progress: Progress) -> bool:
-    """Wait for the worker; True when it was silent for too long."""
-    last_sign, last_beat, limit = time.monotonic(), None, limits.start_s
+def _visible(gpus: Sequence[int]) -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES of a worker: the rung's GPUs, counted among those the user left visible; {} to change nothing."""
+    if not gpus:
+        return {}
+    shown = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(shown[gpu] if gpu < len(shown) else str(gpu) for gpu in gpus)}
+
+
+def _watch(worker: subprocess.Popen[bytes], run: RunFolder, limits: Limits, progress: Progress) -> int | None:
+    """Wait for the worker; the rank that was silent for too long, None when all ended by themselves."""
+    started = time.monotonic()
+    last: list[tuple[float, int | None, float]] = [(started, None, limits.start_s)] * processes_of(run)
     while worker.poll() is None:
-        beat = _mtime(run.heartbeat_file)
-        if beat != last_beat:
-            last_beat, last_sign, limit = beat, time.monotonic(), max(limits.silence_s, _patience(run)[0])
         progress.look()
-        if time.monotonic() - last_sign > limit:
-            return True
+        for rank, (sign, before, limit) in enumerate(last):
+            beat = _mtime(replace(run, rank=rank).heartbeat_file)
+            if beat != before:
+                patience = max(limits.silence_s, _patience(replace(run, rank=rank))[0])
+                last[rank] = (time.monotonic(), beat, patience)
+            elif time.monotonic() - sign > limit:
+                return rank
         time.sleep(0.1)
-    return False
+    return None
+
+
+def processes_of(run: RunFolder) -> int:
+    """How many processes the current rung has."""
+    return int(run.read_json("rung.json").get("processes", 1))
 
 
 def _patience(run: RunFolder) -> tuple[float, str]:
     """Seconds the worker said it may be silent for, and why; (0, "") when it said nothing."""
     try:
-        beat = run.read_json("heartbeat")
+        beat = run.read_json(run.heartbeat_file.name)
         return float(beat.get("patience_s") or 0.0), str(beat.get("patience_because") or "")
     except (GrpoPortableError, TypeError, ValueError):
         return 0.0, ""
@@ -197,18 +239,20 @@ def _patience(run: RunFolder) -> tuple[float, str]:
 def _stop(worker: subprocess.Popen[bytes], run: RunFolder, limit_s: float) -> None:
     """Ask the worker to save and go, then end whatever is left.
 
-    The worker itself is asked, not its launcher: that would die at once, and the worker with it in the middle of its save.
+    The worker itself is asked, every rank of it, not its launcher: that would die at once, and the worker with it in the
+    middle of its save.
     """
-    pid = _beating(run)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if pid is not None:
+    ranks = _beating(run)
+    for pid in ranks:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGTERM)
-        else:
+    if not ranks:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker.pid, signal.SIGTERM)
     try:
         worker.wait(limit_s)
     except subprocess.TimeoutExpired:
-        _end_group(worker.pid)
+        _end_groups(worker.pid, *ranks)
         try:
             worker.wait(KILL_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -219,10 +263,16 @@ def _stop(worker: subprocess.Popen[bytes], run: RunFolder, limit_s: float) -> No
             ) from None
 
 
-def _beating(run: RunFolder) -> int | None:
-    """The process that wrote the last heartbeat, None when it is gone or was never there."""
+def _beating(run: RunFolder) -> list[int]:
+    """The processes that wrote the last heartbeats, by rank, without those that are gone."""
+    ranks = range(len(list(run.path.glob("heartbeat*"))))
+    return [pid for rank in ranks if (pid := beating(replace(run, rank=rank))) is not None]
+
+
+def beating(run: RunFolder) -> int | None:
+    """The process that wrote this rank's last heartbeat, None when it is gone or was never there."""
     try:
-        pid = int(run.read_json("heartbeat").get("pid") or 0)
+        pid = int(run.read_json(run.heartbeat_file.name).get("pid") or 0)
         os.kill(pid, 0) if pid > 1 else None
     except (GrpoPortableError, ValueError, OSError):
         return None
@@ -243,9 +293,8 @@ def _alone(run: RunFolder) -> Iterator[None]:
             import fcntl
 
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        pid = _beating(run)
-        if pid is not None:  # its supervisor was killed; it works on and saves
-            raise BlockingIOError(f"process {pid}")
+        if pids := _beating(run):  # their supervisor was killed; they work on and save
+            raise BlockingIOError(f"process {', '.join(map(str, pids))}")
     except BlockingIOError as error:
         lock.close()
         raise RunFolderError(
@@ -295,8 +344,13 @@ def folder_errors(run: RunFolder) -> Iterator[None]:
         ) from error
 
 
+def _end_groups(*pids: int) -> None:
+    """No orphan may keep a card: whatever is left of the worker's process group is killed, and of its ranks' own groups."""
+    for pid in pids:
+        _end_group(pid)
+
+
 def _end_group(pid: int) -> None:
-    """No orphan may keep the card: whatever is left of the worker's process group is killed."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -346,9 +400,9 @@ def _steps_done(run: RunFolder) -> int:
     return max((int(m.get("step") or 0) for m in read_lines(run.metrics_file)), default=0)
 
 
-def _doing(run: RunFolder) -> str:
+def _doing(run: RunFolder, rank: int = 0) -> str:
     try:
-        return str(run.read_json("heartbeat").get("doing") or "")
+        return str(run.read_json(replace(run, rank=rank).heartbeat_file.name).get("doing") or "")
     except GrpoPortableError:
         return ""
 

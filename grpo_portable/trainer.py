@@ -5,6 +5,8 @@ TRL owns rewards → advantages → loss → optimizer. This subclass replaces w
 same groups), how a step is cut into micro-batches (by length, without the padding of the longest row), and what is
 written to disk. Written against TRL 1.15 and 1.16.
 
+Of several processes each takes B/n whole groups; rewards, guards, the wish to stop and metrics are of all of them.
+
 Legend: B prompts a step, G completions a prompt, N = B*G rows, m rows a micro-batch, A = N/m micro-batches, P, T tokens.
 """
 
@@ -27,6 +29,7 @@ from grpo_portable.correction import Gap, SamplerCorrection
 from grpo_portable.errors import EngineError
 from grpo_portable.guards import NonFiniteGuard, StopSignal, first_not_finite
 from grpo_portable.plateau import Plateau
+from grpo_portable.processes import ALONE, Processes
 from grpo_portable.progress import summary
 from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
 from grpo_portable.pulse import Tick
@@ -65,10 +68,11 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         stop: StopSignal,
         correct_sampler: bool = False,
         faults: FaultCounter | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         from datasets import Dataset
 
-        self.faults = faults or FaultCounter()
+        self.faults, self.processes = faults or FaultCounter(), processes
 
         self.recipe, self.engine, self.run, self.stop, self.prompts = recipe, engine, run, stop, prompts
         self.checkpoints, self._tick = run.checkpoints, Tick(run)
@@ -114,8 +118,8 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         recipe = self.recipe
         rollout = step // recipe.num_iterations
         chosen = questions_of(rollout, count=len(self._rows), per_rollout=recipe.prompts_per_step, seed=recipe.seed)
-        local = len(chosen) // self.accelerator.num_processes
-        mine = chosen[self.accelerator.process_index * local :][:local]
+        local = len(chosen) // self.processes.count
+        mine = chosen[self.processes.rank * local :][:local]
         return [self._rows[i] for i in mine for _ in range(recipe.group_size)]
 
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
@@ -129,12 +133,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         rollout = step // self.recipe.num_iterations
         self.run.heartbeat(f"rollout of step {step + 1}")
         began = time.perf_counter()
-        model = self.accelerator.unwrap_model(self.model_wrapped)
-        with rollout_mode(model), self.stop.allowed():
-            self.engine.sync(model)
-            groups = self.engine.generate(prompt_ids[::num_generations], num_generations, self._sampling(rollout))
-            if isinstance(self.engine, Resting):
-                self.engine.rest()
+        groups = self._groups(prompt_ids[::num_generations], num_generations, self._sampling(rollout))
         flat = [completion for group in groups for completion in group]
         if len(flat) != len(prompt_ids):
             raise EngineError(
@@ -144,6 +143,27 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         self.run.heartbeat(f"update of step {step + 1}")
         end = self.prompts.stop_ids[0]
         return [list(c.token_ids) or [end] for c in flat], [list(c.logprobs) or [0.0] for c in flat]
+
+    def _groups(self, prompts: list[list[int]], count: int, sampling: Sampling) -> list[list[Completion]]:
+        """`count` completions of each prompt by the policy as it is now.
+
+        A wish to stop ends it with KeyboardInterrupt, in all processes when one has heard it: they meet after their rollouts.
+        """
+        model = self.accelerator.unwrap_model(self.model_wrapped)
+        groups: list[list[Completion]] = []
+        try:
+            with rollout_mode(model), self.stop.allowed():
+                self.engine.sync(model)
+                groups = self.engine.generate(prompts, count, sampling)
+                if isinstance(self.engine, Resting):
+                    self.engine.rest()
+        except KeyboardInterrupt:
+            if self.processes.count == 1:
+                raise
+        if self.processes.count > 1 and self.processes.any(self.stop.wanted):
+            self.stop.wanted = True
+            raise KeyboardInterrupt
+        return groups
 
     def _sampling(self, rollout: int) -> Sampling:
         recipe = self.recipe
@@ -156,20 +176,27 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
             repetition_penalty=recipe.repetition_penalty,
             stop_ids=self.prompts.stop_ids,
             stop_strings=recipe.stop,
-            seed=random.Random(f"rollout {recipe.seed} {rollout} {self.accelerator.process_index}").getrandbits(31),
+            seed=random.Random(f"rollout {recipe.seed} {rollout} {self.processes.rank}").getrandbits(31),
         )
 
     def _note_rollout(self, rows: Sequence[Completion], seconds: float) -> None:
         """The rollout's part of the metrics line. Entropy is estimated by the mean of -log p of the drawn tokens."""
         self._finished = [row.finish_reason != "length" for row in rows]
-        tokens = sum(len(row.token_ids) for row in rows)
-        log_probability = sum(math.fsum(row.logprobs) for row in rows)
+        mine = {
+            "rows": len(rows),
+            "finished": sum(self._finished),
+            "tokens": sum(len(row.token_ids) for row in rows),
+            "log_probability": sum(math.fsum(row.logprobs) for row in rows),
+        }
+        parts = self.processes.gather((mine, seconds))
+        whole = {name: sum(part[name] for part, _ in parts) for name in mine}
+        slowest = max(took for _, took in parts)
         self._line |= {
-            "rollout_s": seconds,
-            "completion_tokens": tokens / len(rows),
-            "truncated": 1 - sum(self._finished) / len(rows),
-            "entropy": -log_probability / max(1, tokens),
-            "tokens_per_s": tokens * self.accelerator.num_processes / max(seconds, 1e-9),
+            "rollout_s": slowest,
+            "completion_tokens": whole["tokens"] / whole["rows"],
+            "truncated": 1 - whole["finished"] / whole["rows"],
+            "entropy": -whole["log_probability"] / max(1, whole["tokens"]),
+            "tokens_per_s": whole["tokens"] / max(slowest, 1e-9),
         }
 
     # --- rewards, advantages, micro-batches
@@ -181,7 +208,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         step = self.state.global_step + 1
         self.run.heartbeat(f"rewards of step {step}")
         rewards = super()._calculate_rewards(inputs, prompts, texts, completion_ids_list)
-        for told in self.faults.end_step(len(texts)):
+        for told in self.faults.end_step(len(texts), self.processes.gather):
             self.run.event("reward", f"step {step}: {told}; these completions were left out of their groups", step=step)
         self.run.heartbeat(f"update of step {step}")
         rewards[rewards.isnan().any(dim=1)] = torch.nan
@@ -195,7 +222,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         advantages = group_advantages(totals, group, recipe.scale_rewards)
         groups = [advantages[i : i + group] for i in range(0, len(advantages), group)]
         self._line["zero_spread"] = sum(not any(values) for values in groups) / len(groups)
-        mine = advantages[self.accelerator.process_index * len(local) :][: len(local)]
+        mine = advantages[self.processes.rank * len(local) :][: len(local)]
         return torch.tensor(mine, dtype=local.dtype, device=local.device)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -230,7 +257,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
 
     def _is_idle(self, micro_batch: Mapping[str, Any]) -> bool:
         """Whether loss and gradient are exactly zero: no row has an advantage (its group's rewards are all the same)."""
-        alone = self.accelerator.num_processes == 1  # with others, every backward pass is also a meeting point
+        alone = self.processes.count == 1  # with others, every backward pass is also a meeting point
         return alone and self.beta == 0 and not bool(micro_batch["advantages"].any())
 
     def _idle_step(self) -> torch.Tensor:
@@ -246,6 +273,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
     def _clip_grad_norm(self, model: Any) -> torch.Tensor:
         """The gradient's norm before clipping. A gradient that is not finite is dropped, so that no weight moves."""
         recipe = self.recipe
+        self.gap = Gap.of_all(self.processes.gather(self.gap))
         if (recipe.top_p, recipe.top_k, recipe.min_p, recipe.repetition_penalty) == (1, 0, 0, 1):
             # else the sampler's distribution is another one on purpose
             self.gap.require_close(self.engine.name, self.state.global_step + 1)
@@ -258,6 +286,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
             bad = f"the gradient of {first_not_finite((n, p.grad) for n, p in named) or 'all weights together'}"
         elif not bool(torch.isfinite(self._loss_sum)):
             bad = "the loss"
+        bad = next((told for told in self.processes.gather(bad) if told), None)
         if bad is not None and self.guard.in_a_row == 0 and self.accelerator.scaler is None:
             self.save_if_whole()  # should more follow, a lower path goes on from the last good step
         self._line["skipped"] = self.guard.see(bad, self.state.global_step + 1)
@@ -275,7 +304,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         if self.accelerator.scaler is None:  # the scaler of float16 drops the update by itself and must see why
             for parameter in policy.trainable(self.model).values():
                 parameter.grad = None
-        if self.accelerator.is_main_process:
+        if self.processes.is_main:
             self.run.event("nonfinite", f"the update of step {step} was skipped: {bad} is not finite", step=step)
 
     # --- metrics
@@ -283,14 +312,15 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             self._loss_sum = self.accelerator.gather(self._loss_sum.unsqueeze(0)).mean()
-            if self.accelerator.is_main_process:
-                self._write_line(logs)
+            memory = max(self.processes.gather(metrics.memory_gib()))
+            if self.processes.is_main:
+                self._write_line(logs, memory)
             self._line, self.gap = {}, Gap()
             self._loss_sum = torch.zeros_like(self._loss_sum)
         super().log(logs, start_time)
         self.state.log_history.clear()  # metrics.jsonl is the history; this copy would grow in every checkpoint
 
-    def _write_line(self, logs: Mapping[str, Any]) -> None:
+    def _write_line(self, logs: Mapping[str, Any], memory: float) -> None:
         record = metrics.line(
             self.state.global_step,
             seconds=self.seconds(),
@@ -300,6 +330,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
             logged=logs,
             trl=self._metrics["train"],
             reward_names=self.reward_func_names,
+            memory=memory,
         )
         append_line(self.run.metrics_file, record)
         if told := self.plateau.see(record):
@@ -317,7 +348,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
 
         Metrics of steps that will be made again are dropped from metrics.jsonl.
         """
-        if self.accelerator.is_main_process:
+        if self.processes.is_main:
             metrics.cut(self.run, saved.step if saved else 0)
             for record in read_lines(self.run.metrics_file):
                 self.plateau.see(record)
@@ -356,7 +387,9 @@ class _StepCallback(TrainerCallback):
         self.trainer._step_began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        recipe, stopping = self.trainer.recipe, self.trainer.stop.wanted
+        recipe, stop = self.trainer.recipe, self.trainer.stop
+        stopping = self.trainer.processes.any(stop.wanted)
+        stop.wanted = stop.wanted or stopping
         good = self.trainer.guard.in_a_row == 0  # a skipped update is tried again on a lower path
         between = state.global_step % recipe.num_iterations == 0
         since = state.global_step // recipe.num_iterations % max(1, recipe.save_every // recipe.num_iterations)

@@ -1,8 +1,9 @@
-"""One run in one process: `python -m grpo_portable.worker RUN_DIR`, started by the supervisor through accelerate.
+"""One run in one process, or in one a GPU: `python -m grpo_portable.worker RUN_DIR`, started through accelerate (`ranks.py`).
 
 Stages: evaluate base → (bootstrap → evaluate bootstrap) → train → save the adapter → evaluate tuned. A stage whose files
 are complete is passed over, so starting the worker again resumes the run. A failure is written to failure.json, with a
-kind that the supervisor decides by, and an exit code of its own.
+kind that the supervisor decides by, and an exit code of its own. Of several processes each samples and learns from its own
+groups and asks its own part of the held-out questions; the first one writes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from grpo_portable.engines import PathSettings, open_engine, path_settings
 from grpo_portable.errors import Interrupted, NonFiniteError
 from grpo_portable.guards import StopSignal, require_finite
 from grpo_portable.ladder import EXIT
-from grpo_portable.processes import Processes, here
+from grpo_portable.processes import Processes, here, join
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Announcing, Resting, Rollout, Ticking
 from grpo_portable.run import RunFolder, open_run, read_lines
@@ -104,9 +105,10 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     from transformers import set_seed
 
     recipe = run.recipe()
+    run.heartbeat("reading the questions")
+    processes = replace(join(cpu=recipe.path == "cpu"), tick=pulse.Tick(run))
     settings = path_settings(recipe.path, bfloat16=_computes_in_bfloat16(), backend=recipe.backend)
     device = _device(recipe)
-    run.heartbeat("reading the questions")
     only_evaluate = task.get("only") == "evaluate"
     with pulse.while_bytes_move(run):
         asked = questions.gather(recipe, train=not only_evaluate or recipe.few_shot > 0)
@@ -147,8 +149,12 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     if isinstance(engine, Announcing):
         engine.begin = pulse.Work(run)
     record.note(run, engine=engine.name, engine_details=engine.describe() if isinstance(engine, Resting) else None)
+    record.note(run, processes=processes.count)
+    processes.wait()  # an engine may take minutes to start
     taught = None if asked.bootstrap is None else asked.bootstrap.questions
-    return Session(run, recipe, settings, device, loaded, model, builder, train, taught, held_out, engine, stop, here())
+    return Session(
+        run, recipe, settings, device, loaded, model, builder, train, taught, held_out, engine, stop, processes
+    )
 
 
 def _with_answer_room(run: RunFolder, recipe: Recipe, fitted: prompts.Fitted) -> Recipe:
@@ -199,6 +205,7 @@ def evaluate_stage(session: Session, stage: str) -> None:
     recipe, run = session.recipe, session.run
     parts = [(stage, 0)] + ([(f"{stage}-sampled", recipe.eval_samples)] if recipe.eval_samples else [])
     parts = [(name, k) for name, k in parts if not evaluate.is_complete(session.held_out, run.generations(name), k)]
+    parts = session.processes.as_main_says(parts)
     if not parts:
         return
     from grpo_portable.trainer import rollout_mode
@@ -212,31 +219,43 @@ def evaluate_stage(session: Session, stage: str) -> None:
                 run.heartbeat(f"evaluating {name}, {seen.done}/{seen.total}")
 
             seen = _ask(session, name, samples, tell)
-            print(f"{name}: {seen.correct} of {seen.done} answers are right", flush=True)
+            if session.processes.is_main:
+                print(f"{name}: {seen.correct} of {seen.done} answers are right", flush=True)
         record.memory_held(run, session.model, session.engine)
         if isinstance(session.engine, Resting):
             session.engine.rest()
 
 
 def _ask(session: Session, name: str, samples: int, tell: Callable[[evaluate.Progress], None]) -> evaluate.Progress:
-    """Evaluate into the stage's file; of several processes each asks its share into a file of its own, then they are joined."""
+    """Evaluate into the stage's file; of several processes each asks its chunks into its own, and these are joined."""
     run, processes, held_out = session.run, session.processes, session.held_out
+    whole = run.generations(name)
 
-    def asked(data: prompts.Fitted, file: Path) -> evaluate.Progress:
+    def asked(file: Path) -> evaluate.Progress:
         return evaluate.evaluate(
-            session.engine, session.builder, data, session.recipe, file, samples=samples, progress=tell
+            session.engine,
+            session.builder,
+            held_out,
+            session.recipe,
+            file,
+            samples=samples,
+            progress=tell,
+            known=(whole,),
+            turn=(processes.rank, processes.count),
         )
 
+    def joined() -> None:
+        processes.wait()
+        if processes.is_main:
+            evaluate.join(held_out, whole)
+        processes.wait()
+
+    joined()  # what processes that were killed had asked, however many they were
     if processes.count == 1:
-        return asked(held_out, run.generations(name))
-    shares = [run.generations(f".{name}-{rank}") for rank in range(processes.count)]
-    mine = replace(held_out, questions=processes.share(held_out.questions), prompts=processes.share(held_out.prompts))
-    seen = asked(mine, shares[processes.rank])
-    processes.wait()
-    if processes.is_main:
-        evaluate.join(held_out, shares, run.generations(name))
-    processes.wait()
-    return seen
+        return asked(whole)
+    asked(evaluate.share_of(whole, processes.rank))
+    joined()
+    return evaluate.counted(held_out, whole, samples)
 
 
 def bootstrap_stage(session: Session) -> None:
@@ -257,7 +276,7 @@ def bootstrap_stage(session: Session) -> None:
 
     def tell(step: int, steps: int, logs: dict[str, float]) -> None:
         run.heartbeat(f"bootstrap, step {step}/{steps}")
-        if step == steps or step % 20 == 0:
+        if session.processes.is_main and (step == steps or step % 20 == 0):
             print(f"bootstrap step {step}/{steps} loss {logs['loss']:.4f}", flush=True)
 
     saved = _newest(run, run.bootstrap_checkpoints, "the bootstrap")
@@ -274,6 +293,8 @@ def bootstrap_stage(session: Session) -> None:
             saved=saved,
             on_step=tell,
             probe=_format_probe(session) if recipe.bootstrap_probe else None,
+            processes=session.processes,
+            stop=session.stop,
         )
         _save(session, folder)
     if session.processes.is_main:
@@ -286,7 +307,7 @@ def bootstrap_stage(session: Session) -> None:
     record.note(run, bootstrap={"steps": taught.steps, "planned": taught.planned, "format_share": taught.format_share})
     if taught.steps < taught.planned:
         record.tell_once(run, "bootstrap", f"it ended after step {taught.steps} of {taught.planned}: {share}")
-    elif share:
+    elif share and session.processes.is_main:
         print(f"bootstrap: {share}", flush=True)
 
 
@@ -300,8 +321,10 @@ def _format_probe(session: Session) -> Callable[[int], float]:
         share = bootstrap.format_share(session.engine, session.model, session.builder, asked, session.recipe)
         if isinstance(session.engine, Resting):
             session.engine.rest()
-        print(f"bootstrap probe after step {step}: {100 * share:.0f} % keep the format", flush=True)
-        return session.processes.as_main_says(share)
+        share = session.processes.as_main_says(share)
+        if session.processes.is_main:
+            print(f"bootstrap probe after step {step}: {100 * share:.0f} % keep the format", flush=True)
+        return share
 
     return probe
 
@@ -335,6 +358,7 @@ def train_stage(session: Session) -> None:
             run=run,
             stop=stop,
             correct_sampler=session.settings.samples_from_other_weights,
+            processes=session.processes,
         )
         try:
             with stop.deferred():
@@ -381,7 +405,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = (arguments if arguments is not None else sys.argv[1:])[0]
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    run = open_run(Path(folder))
+    run = open_run(Path(folder), here().rank)
     stop = StopSignal()
     quiet.libraries()
     try:

@@ -17,7 +17,7 @@ _BLOCK = 128  # side of a scaling block
 
 
 def cuda() -> None:
-    """Tells torch, arch_list, devices, torch_cuda, fp8_matmul and fp8_forms as far as it gets."""
+    """Tells torch, arch_list, devices, torch_cuda, links, fp8_matmul and fp8_forms as far as it gets."""
     stage("import torch")
     import torch
 
@@ -39,6 +39,8 @@ def cuda() -> None:
     _try_each_kind(torch, devices)
     best = max(range(count), key=lambda i: devices[i].get("capability") or [0, 0])
     if torch.version.hip is None:
+        if count > 1:
+            _look_between(torch, count)
         _try_fp8(torch, f"cuda:{best}")
 
 
@@ -78,6 +80,16 @@ def _try_each_kind(torch: Any, devices: list[dict[str, Any]]) -> None:
     errors = [e for e in results.values() if e]
     ok = len(errors) < len(results)
     tell("torch_cuda", {"ok": ok, "error": None if ok else errors[0]})
+
+
+def _look_between(torch: Any, count: int) -> None:
+    """Tells links: whether each card reaches each other one's memory, and the version of NCCL ("" without it)."""
+    stage("between the cards")
+    there = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+    version = torch.cuda.nccl.version() if there else ()
+    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
+    peers = all(torch.cuda.can_device_access_peer(a, b) for a, b in pairs)
+    tell("links", {"nccl": ".".join(map(str, version)), "peers": peers})
 
 
 def _matmul(torch: Any, index: int, dtype: Any) -> Callable[[], None]:

@@ -80,9 +80,21 @@ def _device(pynvml: Any, index: int) -> dict[str, Any]:
         "nvml_index": index,
         **_described(pynvml, handle),
         "mig": bool(mig and mig[0]),
+        "display": _flag(_ask(pynvml, pynvml.nvmlDeviceGetDisplayActive, handle)),
+        "nvlinks": _nvlinks(pynvml, handle),
         "slices": _slices(pynvml, handle) if mig and mig[0] else [],
         "holders": _holders(pynvml, handle),
     }
+
+
+def _flag(value: Any) -> bool | None:
+    return None if value is None else bool(value)
+
+
+def _nvlinks(pynvml: Any, handle: Any) -> int:
+    """Active NVLinks of a card; 0 where it has none."""
+    most = getattr(pynvml, "NVML_NVLINK_MAX_LINKS", 18)
+    return sum(_ask(pynvml, pynvml.nvmlDeviceGetNvLinkState, handle, link) == 1 for link in range(most))
 
 
 def _described(pynvml: Any, handle: Any) -> dict[str, Any]:

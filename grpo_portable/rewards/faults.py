@@ -61,10 +61,16 @@ class FaultCounter:
     def record(self, name: str, index: int, reason: str) -> None:
         self._step.setdefault(index, []).append(f"`{name}` {reason}")
 
-    def end_step(self, samples: int) -> list[str]:
-        """What went wrong in this step, most frequent first; RewardError when it hit more than `limit` of its samples."""
-        reasons = Counter(reason for found in self._step.values() for reason in found)
-        lost, self._step = len(self._step), {}
+    def end_step(self, samples: int, gather: Callable[[Any], list[Any]] = lambda mine: [mine]) -> list[str]:
+        """What went wrong in this step, most frequent first; RewardError when it hit more than `limit` of its samples.
+
+        `gather`: what it is given in each process of the run, where the samples are spread over several.
+        """
+        mine = len(self._step), samples, Counter(reason for found in self._step.values() for reason in found)
+        self._step = {}
+        parts = gather(mine)
+        lost, samples = sum(part[0] for part in parts), sum(part[1] for part in parts)
+        reasons: Counter[str] = sum((part[2] for part in parts), Counter())
         self.total += lost
         told = [f"{reason} ({count} x)" for reason, count in reasons.most_common()]
         if lost > self.limit * samples:

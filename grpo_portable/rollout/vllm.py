@@ -61,8 +61,6 @@ def make(
     """
     fp8 = copy == "fp8"
     reason = vllm_adapter.refusal(policy, fp8=fp8)
-    if reason is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        reason = "one vLLM a process is only arranged for a single process"
     if reason is not None:
         raise EngineUnsupported(f"vLLM cannot make the rollouts of this policy: {reason}")
     with _location(recipe.model, policy, tokenizer, dtype) as model:
@@ -84,6 +82,7 @@ def make(
             layout=vllm_adapter.layout(policy),
             graphs=graphs,
             seed=recipe.seed,
+            several=int(os.environ.get("WORLD_SIZE", 1)) > 1,
         )
         engine = VllmRollout(arguments, memory, tokenizer, vocabulary=vllm_adapter.vocabulary(policy), dtype=dtype)
     engine.precision = vllm_settings.precision(ready, fp8=fp8, scales=recipe.fp8_scales, dtype=dtype)

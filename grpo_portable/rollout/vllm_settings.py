@@ -189,8 +189,13 @@ def llm_arguments(
     layout: Layout | None,
     graphs: str,
     seed: int,
+    several: bool = False,
 ) -> dict[str, Any]:
-    """The keyword arguments of vllm.LLM; `layout` is the adapter's, None without one."""
+    """The keyword arguments of vllm.LLM; `layout` is the adapter's, None without one.
+
+    `several`: the process is one of a run's, each with a vLLM of its own on its own card. vLLM must then find its place among
+    them as they were launched; alone it would take the first card, and make a group that they have already.
+    """
     arguments: dict[str, Any] = {
         "model": model,
         "trust_remote_code": False,
@@ -208,6 +213,8 @@ def llm_arguments(
         "generation_config": "vllm",  # nothing is taken from the model's own sampling defaults
         **graph_arguments(graphs, rows),
     }
+    if several:
+        arguments["distributed_executor_backend"] = "external_launcher"  # v1/executor/uniproc_executor.py
     if layout is not None:
         arguments |= {
             "enable_lora": True,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from grpo_portable.ladder import EXIT, Ending, Rung, classify, next_step, rungs_from_answer
+from grpo_portable.ladder import EXIT, Ending, Rung, classify, most_processes, next_step, rungs_from_answer
 
 TOP = Rung("fp8-vllm", 8, 64)
 OPEN = ("fp8-vllm", "bf16-vllm", "bf16-hf", "qlora-hf", "cpu")
@@ -153,3 +153,84 @@ def test_only_open_paths_are_rungs_and_the_cpu_only_for_small_models():
 
 def test_exit_codes_are_one_a_cause():
     assert len(set(EXIT.values())) == len(EXIT)
+
+
+# --- several GPUs
+
+FOUR = Rung("bf16-hf", 16, 64, gpus=(0, 1, 2, 3), processes=4)
+STEP = (8, 8)
+GONE = "RuntimeError: [gloo/transport/tcp/pair.cc] Connection closed by peer [127.0.0.1]:4221"
+KILLED = "rank 1 died with <Signals.SIGKILL: 9>"
+
+
+@pytest.mark.parametrize(
+    ("failure", "log", "kind", "rank"),
+    [
+        ({}, KILLED, "killed", 1),
+        ({"kind": "collective", "fact": GONE, "rank": 0}, f"{GONE}\n{KILLED}", "killed", 1),
+        ({"kind": "interrupted", "fact": "stopped", "rank": 0}, KILLED, "killed", 1),
+        ({"kind": "oom", "fact": "CUDA out of memory", "rank": 1}, "rank 0 died with <Signals.SIGKILL: 9>", "oom", 1),
+        (
+            {"kind": "interrupted", "fact": "stopped", "rank": 0},
+            "rank 0 returned non-zero exit status 130",
+            "interrupted",
+            0,
+        ),
+        (
+            {"kind": "collective", "fact": "NCCL error", "rank": 2},
+            "rank 2 returned non-zero exit status 15",
+            "collective",
+            2,
+        ),
+        ({}, "rank 3 returned non-zero exit status 10", "oom", 3),
+        ({"kind": "crash", "fact": "KeyError: 'x'", "rank": 2}, "rank 2 returned non-zero exit status 1", "crash", 2),
+    ],
+)
+def test_of_several_processes_the_first_to_fail_counts(failure, log, kind, rank):
+    ending = classify(1, failure, log, "update", processes=4)
+    assert (ending.kind, ending.rank) == (kind, rank)
+
+
+def test_the_rank_that_hung_is_named():
+    ending = classify(-9, {}, "", "rollout of step 3", True, processes=2, silent=1)
+    assert (ending.kind, ending.rank, ending.error) == ("hang", 1, "no sign of life while rollout of step 3")
+
+
+def test_a_gpu_whose_process_is_killed_twice_is_left_out():
+    ending = Ending("killed", "update", "the process of rank 1 was ended by SIGKILL", 1)
+    assert next_step(FOUR, ending, OPEN, 0, FOUR, STEP).rung == FOUR
+    step = next_step(FOUR, ending, OPEN, 1, FOUR, STEP)
+    assert step.rung == Rung("bf16-hf", 16, 64, gpus=(0, 2), processes=2), (
+        "eight questions are not to be shared by three"
+    )
+    assert "GPUs 4 → 2 (0, 2)" in step.reason and "groups stay whole" in step.reason
+
+
+def test_processes_that_lose_each_other_leave_one_gpu():
+    ending = Ending("collective", "update", "NCCL error: unhandled system error", 2)
+    assert next_step(FOUR, ending, OPEN, 0, FOUR, STEP).rung == Rung("bf16-hf", 16, 64, gpus=(0,), processes=1)
+
+
+def test_out_of_memory_on_one_of_several_makes_all_smaller():
+    step = next_step(FOUR, Ending("oom", "update of step 2", "CUDA out of memory", 3), OPEN, 0, FOUR, STEP)
+    assert step.rung == replace(FOUR, micro_batch=8)
+
+
+def test_gpus_that_were_left_out_stay_out_on_lower_paths_and_the_cpu_takes_none():
+    two = replace(FOUR, gpus=(0, 2), processes=2)
+    lower = next_step(two, Ending("engine", "rollout", "CUDA error"), OPEN, 0, FOUR, STEP).rung
+    assert lower == Rung("qlora-hf", 16, 64, gpus=(0, 2), processes=2)
+    last = next_step(lower, Ending("engine", "rollout", "CUDA error"), OPEN, 0, FOUR, STEP).rung
+    assert last == Rung("cpu", 16, 64, gpus=(), processes=1)
+
+
+def test_a_micro_batch_divides_what_one_process_has():
+    """12 questions of 2: 24 completions, 8 on each of three and 12 on each of two; 8 does not divide 12."""
+    three = Rung("bf16-hf", 8, 64, gpus=(0, 1, 2), processes=3)
+    ending = Ending("hang", "update", "no sign of life", 0)
+    assert next_step(three, ending, OPEN, 1, three, (12, 2)).rung == Rung("bf16-hf", 4, 64, gpus=(1, 2), processes=2)
+
+
+def test_as_many_processes_as_share_a_step_evenly():
+    assert [most_processes(n, 8) for n in (1, 2, 3, 5, 8, 9)] == [1, 2, 2, 4, 8, 8]
+    assert most_processes(4, 1) == 1

@@ -182,10 +182,15 @@ def test_what_vllm_cannot_serve_is_refused_with_the_reason(
 def test_a_refused_policy_starts_no_engine(llm: Any, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineUnsupported, match="not DoRA"):
         open_engine(with_lora(use_dora=True), source)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(EngineUnsupported, match="single process"):
-        open_engine(with_lora(), source)
     assert llm.calls == []
+
+
+def test_of_several_processes_each_starts_a_vllm_that_finds_its_card_as_it_was_launched(
+    llm: Any, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "distributed_executor_backend" not in open_engine(with_lora(), source).arguments
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert open_engine(with_lora(), source).arguments["distributed_executor_backend"] == "external_launcher"
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,13 @@ def make(
     stop: StopSignal | None = None,
     adapter: bool = True,
     faults: Any = None,
+    processes: Any = None,
     **changes: Any,
 ) -> Any:
     """A trainer in `folder`, ready to train; `changes` are fields of the recipe."""
     from transformers import set_seed
 
+    from grpo_portable import processes as meeting
     from grpo_portable import trainer
     from grpo_portable.arguments import training_arguments
     from grpo_portable.rollout import portable
@@ -65,7 +67,9 @@ def make(
     return trainer.GrpoTrainer(
         model,
         recipe,
-        training_arguments(recipe, output_dir=folder, dtype="float32", cpu=True),
+        training_arguments(
+            recipe, output_dir=folder, dtype="float32", cpu=True, world=processes.count if processes else 1
+        ),
         data=prompts.fit(QUESTIONS, builder, max_tokens=recipe.max_prompt_tokens),
         prompts=builder,
         rewards=rewards,
@@ -73,6 +77,7 @@ def make(
         run=run_folder,
         stop=stop or StopSignal(),
         faults=faults,
+        processes=processes or meeting.ALONE,
     )
 
 

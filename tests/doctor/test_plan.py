@@ -117,9 +117,43 @@ def test_each_card_is_judged_by_itself() -> None:
     assert (both_free.plan.path, both_free.plan.gpus) == ("bf16-hf", (1,))
 
 
-def test_of_equal_cards_the_freest_trains() -> None:
-    d = plan(machine(card("L4", "8.9", 22.0, 12.0), card("L4", "8.9", 22.0, 21.0)))
-    assert d.plan.gpus == (1,) and any("One card is used" in r for r in d.plan.reasons)
+def test_equal_cards_train_together_and_the_least_free_memory_decides() -> None:
+    d = plan(machine(card("L4", "8.9", 22.0, 20.0), card("L4", "8.9", 22.0, 21.0)))
+    assert d.plan.gpus == (0, 1) and d.plan.memory is not None and d.plan.memory.have_gib == 20.0
+    assert "2 equal cards are used, one process each: GPU 0, 1; the least free on any of them, 20.0 GiB, decides" in (
+        d.plan.reasons
+    )
+
+
+@pytest.mark.parametrize(
+    ("cards", "gpus", "why"),
+    [
+        ([card("L4", "8.9", 22.0, 3.0), card("L4", "8.9", 22.0, 21.0)], (1,), "3.0 GiB free on it are not enough"),
+        ([card("L4", "8.9", 22.0, 10.4), card("L4", "8.9", 22.0, 21.0)], (1,), "10.4 GiB are free on it, and 21.0"),
+        ([card("T1000", "7.5", 4.0), card("L4", "8.9", 22.0, 21.0)], (1,), "no equal of GPU 1 (L4)"),
+        ([card("A100", "8.0", 39.4), card("A100", "8.0", 79.2)], (1,), "no equal of GPU 1 (A100)"),
+        ([{**card("L4", "8.9", 22.0), "display": True}, card("L4", "8.9", 22.0)], (1,), "it draws the screen"),
+        ([card("L4", "8.9", 22.0)] * 3, (0, 1, 2), ""),
+    ],
+    ids=["full", "busy", "display card", "another size", "screen", "three"],
+)
+def test_which_cards_train_together(cards: list[dict[str, Any]], gpus: tuple[int, ...], why: str) -> None:
+    facts = machine(*({**gpu, "index": index} for index, gpu in enumerate(cards)))
+    told = diagnose(facts_from_json(facts), _4B).plan
+    assert told.gpus == gpus
+    assert why in "; ".join(told.reasons)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"host": {"shm_gib": 0.06}}, "SHM-SMALL"), ({"links": {"nccl": ""}}, "NCCL-ABSENT")],
+    ids=["shm", "nccl"],
+)
+def test_what_nccl_lacks_leaves_one_card(changes: dict[str, Any], why: str) -> None:
+    facts = machine(card("L4", "8.9", 22.0), card("L4", "8.9", 22.0))
+    facts = {**facts, **changes, "host": {**facts["host"], **changes.get("host", {})}}
+    told = diagnose(facts_from_json(facts), _06B).plan
+    assert len(told.gpus) == 1 and any(why in reason for reason in told.reasons)
 
 
 def test_fp16_paths_count_only_without_bf16() -> None:

@@ -35,6 +35,10 @@ def _start(error: str, gpu: dict[str, Any] = _A100, **packages: Any) -> Pair:
     )
 
 
+def _links(gpu: dict[str, Any], **links: Any) -> Facts:
+    return {**machine(gpu, gpu), "links": links}
+
+
 def _packages(raising: dict[str, Any], sparing: dict[str, Any], **sections: Any) -> Pair:
     return machine(_4090, packages=raising, **sections), machine(_4090, packages=sparing, **sections)
 
@@ -143,6 +147,9 @@ PAIRS: dict[str, Pair] = {
     "STACK-INCOMPLETE": _packages({"trl": "absent"}, {"trl": "1.16.0"}),
     "PYTHON-RANGE": (machine(_4090, host={"python": "3.10"}), machine(_4090, host={"python": "3.14"})),
     "SHM-SMALL": (machine(_A100, _A100, host={"shm_gib": 0.06}), machine(_A100, host={"shm_gib": 0.06})),
+    "NCCL-ABSENT": (_links(_A100, nccl=""), _links(_A100, nccl="2.28.9")),
+    "GPU-PEERS": (_links(_4090, peers=False), _links(_4090, peers=True)),
+    "GPU-NVLINK": (_links(_A100, nvlinks=[12, 0]), _links(_A100, nvlinks=[12, 12])),
     "HUB-OFFLINE": (machine(_4090, env={"HF_HUB_OFFLINE": "1"}), machine(_4090, env={"HF_HUB_OFFLINE": "0"})),
     "CC-ABSENT": (_extra(_HEALTHY, compilers={"cc": "absent"}), _extra(_HEALTHY, compilers={"cc": "13.3.0"})),
     "PROOF-ATTENTION": _proof("attention"),

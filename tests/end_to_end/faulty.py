@@ -209,7 +209,7 @@ def supervised(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(supervise, "_start", start)
-        patch.setattr(supervise, "_beating", beating)
+        patch.setattr(supervise, "beating", beating)
         patch.setattr(supervise, "_one_worker", noted)
         try:
             supervise.supervise(made, limits=limits, **options)
