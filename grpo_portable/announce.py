@@ -47,6 +47,8 @@ def _engine(recipe: Recipe) -> str:
     engine = "vLLM" if recipe.path.endswith("-vllm") else "portable engine, no vLLM"
     if recipe.backend == "server":
         engine = f"rollouts by the vLLM server at {recipe.vllm_server}"
+    elif recipe.backend == "unsloth":
+        engine = "vLLM, weights shared with the trainer by Unsloth"
     weights = {
         "fp8": "FP8 weights",
         "bf16": "BF16 weights",

@@ -60,6 +60,7 @@ def _refusals(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     """(fact, because, help) of every pair that does not combine."""
     yield from _adapter(recipe)
     yield from _server(recipe)
+    yield from _unsloth(recipe)
     yield from _loss(recipe)
     yield from _rewards(recipe)
     if recipe.path in FLOAT16_PATHS and (because := float16_refusal(recipe.model)):
@@ -136,6 +137,42 @@ def _server(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
             f"a vLLM server with {what}",
             "a server is handed LoRA and rsLoRA adapters of rank 1 to 512, and nothing else",
             "set lora_rank and dora so, or leave vllm_server out",
+        )
+
+
+def _unsloth(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    if recipe.backend != "unsloth":
+        return
+    if recipe.vllm_server:
+        yield (
+            "backend unsloth with a vLLM server",
+            "Unsloth shares the weights of a vLLM in its own process",
+            "leave vllm_server out, or set backend to server",
+        )
+    if recipe.lora_rank == 0 or recipe.dora:
+        what = "lora_rank 0" if recipe.lora_rank == 0 else "`dora: true`"
+        yield (
+            f"backend unsloth with {what}",
+            "the shared weights are frozen, and vLLM serves LoRA and rsLoRA adapters",
+            "set lora_rank to 8 or more and dora to false, or backend to plain",
+        )
+    if recipe.model == "embedded" or recipe.model.lower().endswith(".gguf"):
+        yield (
+            f"backend unsloth with model {recipe.model}",
+            "Unsloth reads models of the hub and folders",
+            "set backend to plain",
+        )
+    if recipe.fp8_scales == "tensor":
+        yield (
+            "backend unsloth with fp8_scales tensor",
+            "Unsloth learns on FP8 weights with a scale a row or a 128x128 block",
+            "set fp8_scales to row or block",
+        )
+    if recipe.path not in ("auto", "fp8-vllm", "bf16-vllm"):
+        yield (
+            f"backend unsloth on path {recipe.path}",
+            "it shares the weights of a vLLM in 16 bit or FP8",
+            "choose path fp8-vllm or bf16-vllm, or set backend to plain",
         )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,7 @@ class PathSettings:
     dtype: str  # bfloat16 | float16 | float32
     quantization: str | None  # of the policy's frozen weights: nf4 or None
     copy: str
+    backend: str = "plain"  # plain | server | unsloth
 
     @property
     def samples_from_other_weights(self) -> bool:
@@ -39,11 +42,33 @@ def path_settings(path: str, *, bfloat16: bool, backend: str = "plain") -> PathS
     """The settings of a path. `bfloat16`: whether the card computes in it (compute capability 8.0 or higher)."""
     engine = "server" if backend == "server" else "vllm" if path in VLLM_PATHS else "portable"
     if path == "cpu":
-        return PathSettings(path, engine, "float32", None, "none")
+        return PathSettings(path, engine, "float32", None, "none", backend)
     half = "float16" if path.startswith("fp16") or not bfloat16 else "bfloat16"
-    return PathSettings(
-        path, engine, half, "nf4" if path == "qlora-hf" else None, "fp8" if path in FP8_PATHS else "auto"
-    )
+    quantization, copy = "nf4" if path == "qlora-hf" else None, "fp8" if path in FP8_PATHS else "auto"
+    return PathSettings(path, engine, half, quantization, copy, backend)
+
+
+@contextlib.contextmanager
+def starting(what: str, run: RunFolder, limit_s: float = START_LIMIT_S) -> Iterator[None]:
+    """Inside, an engine starts. It may hang where no exception reaches: after `limit_s` the process ends as after its error."""
+
+    def expired(where: str) -> None:
+        failure.write(run, EngineError(f"{what} did not start within {limit_s:.0f} s: it hung in {where}"))
+        os._exit(EXIT["engine"])  # the main thread cannot be reached; the supervisor goes on below
+
+    run.heartbeat("rollout engine starting")  # a phase whose want of memory fewer rows cure
+    with deadline(limit_s, beat=lambda s: run.heartbeat(f"rollout engine starting, {s:.0f} s"), expired=expired):
+        yield
+
+
+def share_weights(settings: PathSettings, recipe: Recipe, *, run: RunFolder) -> Any:
+    """`fast.Shared`: the policy on the weights of a vLLM that Unsloth starts, None on the other backends."""
+    if settings.backend != "unsloth":
+        return None
+    with starting("Unsloth", run):
+        fast = importlib.import_module("grpo_portable.fast")  # only this backend needs its wrapper
+        fp8 = settings.copy == "fp8"
+        return fast.load(recipe, rows=int(recipe.rollout_rows), dtype=settings.dtype, fp8=fp8)
 
 
 def open_engine(
@@ -54,11 +79,16 @@ def open_engine(
     *,
     run: RunFolder,
     limit_s: float = START_LIMIT_S,
+    shared: Any = None,
 ) -> Rollout:
     """The engine of a path over `model`. A model the portable one does not know gets the reference engine, with an event.
 
-    vLLM may hang while it starts, in code no exception reaches: after `limit_s` the process ends as after an engine's error.
+    `shared`: what `share_weights` gave.
     """
+    if shared is not None:
+        return importlib.import_module("grpo_portable.fast").engine(
+            shared, model, recipe, rows=int(recipe.rollout_rows)
+        )
     if settings.engine == "server":
         server = importlib.import_module("grpo_portable.rollout.server")
         run.heartbeat(f"asking the vLLM server at {recipe.vllm_server}")
@@ -66,14 +96,7 @@ def open_engine(
     rows = int(recipe.rollout_rows)
     if settings.engine == "vllm":
         vllm = importlib.import_module("grpo_portable.rollout.vllm")  # only this path needs vLLM's wrapper
-
-        def expired(where: str) -> None:
-            error = EngineError(f"vLLM did not start within {limit_s:.0f} s: it hung in {where}")
-            failure.write(run, error)
-            os._exit(EXIT["engine"])  # the main thread cannot be reached; the supervisor goes on below
-
-        run.heartbeat("rollout engine starting")  # a phase whose want of memory fewer rows cure
-        with deadline(limit_s, beat=lambda s: run.heartbeat(f"rollout engine starting, {s:.0f} s"), expired=expired):
+        with starting("vLLM", run, limit_s):
             return vllm.make(model, tokenizer, recipe, rows=rows, copy=settings.copy, dtype=settings.dtype)
     from grpo_portable.rollout import portable
 

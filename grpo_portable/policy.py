@@ -29,7 +29,7 @@ EMBEDDED = "embedded"
 
 @dataclass(frozen=True)
 class Loaded:
-    """`name` is what a report calls the model: the hub id, or the last part of a path."""
+    """`name` is what a report calls the model (`reported_name`)."""
 
     model: Any
     tokenizer: Any
@@ -70,14 +70,33 @@ def load(source: str, *, dtype: str, quantization: str | None = None, device: to
     if quantization == "nf4" and (gguf or in_fp8):
         model = _quantised_copy(model, tokenizer, dtype, device)
     _keep_plain_layout(model)
+    model.config.use_cache = True
+    model = model.to(device=device).eval() if quantization is None else model.eval()
+    return Loaded(model, _padded(tokenizer), reported_name(source), dtype, quantization)
+
+
+def load_tokenizer(source: str) -> Any:
+    """The tokenizer that `load` gives, without the model. `source`: hub id or folder."""
+    location, gguf = _locate(source)
+    with _model_errors(source, Exception):  # as in `load`
+        from transformers import AutoTokenizer
+
+        named = {"gguf_file": gguf} if gguf else {}
+        return _padded(AutoTokenizer.from_pretrained(location, trust_remote_code=False, **named))
+
+
+def reported_name(source: str) -> str:
+    """What a report calls a model: the hub id, or the last part of a path."""
+    if source == EMBEDDED:
+        return EMBEDDED
+    return Path(source).name if Path(source).expanduser().exists() else source
+
+
+def _padded(tokenizer: Any) -> Any:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
-    model.config.use_cache = True
-    name = EMBEDDED if source == EMBEDDED else Path(source).name if Path(source).expanduser().exists() else source
-    return Loaded(
-        model.to(device=device).eval() if quantization is None else model.eval(), tokenizer, name, dtype, quantization
-    )
+    return tokenizer
 
 
 def stored_dtype(source: str) -> str:

@@ -38,6 +38,8 @@ REPORTED_PACKAGES = (
     "torchao",
     "triton",
     "vllm",
+    "unsloth",
+    "unsloth_zoo",
 )
 
 
@@ -90,7 +92,7 @@ def setting(
         model=loaded.name,
         base_model=loaded.name,
         path=settings.path,
-        backend="trl",
+        backend="trl on Unsloth's kernels" if settings.backend == "unsloth" else "trl",
         dtype=settings.dtype,
         quantization=settings.quantization,
         trainable_parameters=trained,

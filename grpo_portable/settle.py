@@ -11,12 +11,15 @@ from dataclasses import dataclass, replace
 
 from doctor import memory
 from doctor.diagnosis import PATHS, Diagnosis, Wall
+from doctor.readings import cards
 from grpo_portable.combinations import FLOAT16_PATHS, float16_refusal, samples_elsewhere
 from grpo_portable.errors import PathClosed, RecipeError
 from grpo_portable.recipe import Recipe, check
 
 # Walls of speed alone: who names the path gets it, to measure it for instance.
 INSISTED = frozenset({"FP8-HF-UNPROVEN"})
+UNSLOTH_WALLS = ("LOCK-UNSLOTH", "LOCK-UNSLOTH-VLLM", "PAIR-ZOO-WARMUP", "PAIR-TOOL-MASK")
+UNSLOTH_FP8 = (9, 0)  # unsloth/models/loader_utils.py: _get_fp8_mode_and_check_settings
 UNKNOWN_MICRO_BATCH, UNKNOWN_ROWS = 4, 64  # where the model's shape is not known
 
 
@@ -56,7 +59,7 @@ def settle(
         reasons.append(
             "DoRA de-quantises every base weight in every forward pass: expect slow updates on 4-bit weights"
         )
-    backend, why = _backend(recipe)
+    backend, why = _backend(recipe, path, diagnosis, auto=auto)
     reasons += why
     settled = replace(
         recipe, path=path, backend=backend, eval_data=recipe.data if recipe.eval_data == "auto" else recipe.eval_data
@@ -67,12 +70,43 @@ def settle(
     return Settled(settled, tuple(reasons), ledger)
 
 
-def _backend(recipe: Recipe) -> tuple[str, list[str]]:
-    """Who holds the policy and samples from it, and the reasons."""
+def _backend(recipe: Recipe, path: str, diagnosis: Diagnosis, *, auto: bool) -> tuple[str, list[str]]:
+    """Who holds the policy and samples from it, and the reasons. PathClosed when Unsloth was asked for and cannot be had.
+
+    Unsloth is never chosen by itself: it changes libraries in the process and holds them to older versions, and what it saves,
+    the second copy of the weights, is wanted only where memory is short.
+    """
     if samples_elsewhere(recipe):
         told = f"rollouts come from the vLLM server at {recipe.vllm_server}; if it fails, from the path's own engine"
         return "server", [told]
-    return "plain", []
+    if recipe.backend != "unsloth":
+        return "plain", []
+    why_not = unsloth_refusal(recipe, path, diagnosis)
+    if why_not is None:
+        return "unsloth", [
+            "the weights are shared between vLLM and the trainer by Unsloth; if it fails, each has its own"
+        ]
+    if not auto:
+        raise PathClosed(
+            "the Unsloth backend cannot run here", because=why_not, help="set backend to plain, or see `grpo-doctor`"
+        )
+    return "plain", [f"the Unsloth backend is passed over: {why_not}"]
+
+
+def unsloth_refusal(recipe: Recipe, path: str, diagnosis: Diagnosis) -> str | None:
+    """Why Unsloth cannot hold the policy of this path on this machine, None when its locks hold."""
+    if diagnosis.facts.version("unsloth") is None:
+        return "unsloth is not installed"
+    wall = next((w for w in diagnosis.walls if w.code in UNSLOTH_WALLS), None)
+    if wall is not None:
+        return wall.fact
+    if path not in ("fp8-vllm", "bf16-vllm"):
+        return f"it shares the weights of a vLLM in 16 bit or FP8, and the path is {path}"
+    chosen = [card for card in cards(diagnosis.facts) or () if card.index in diagnosis.plan.gpus]
+    older = [card for card in chosen if card.capability is not None and card.capability < UNSLOTH_FP8]
+    if path == "fp8-vllm" and older and "fp8" not in recipe.model.lower():
+        return "it makes FP8 weights only from compute capability 9.0 on; bf16-vllm is open to it"
+    return None
 
 
 def _named(recipe: Recipe) -> None:

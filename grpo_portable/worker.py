@@ -33,7 +33,7 @@ from grpo_portable import (
     record,
     rewards,
 )
-from grpo_portable.engines import PathSettings, open_engine, path_settings
+from grpo_portable.engines import PathSettings, open_engine, path_settings, share_weights
 from grpo_portable.errors import Interrupted, NonFiniteError
 from grpo_portable.guards import StopSignal, require_finite
 from grpo_portable.ladder import EXIT
@@ -105,11 +105,11 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     from transformers import set_seed
 
     recipe = run.recipe()
+    only_evaluate = task.get("only") == "evaluate"
     run.heartbeat("reading the questions")
     processes = replace(join(cpu=recipe.path == "cpu"), tick=pulse.Tick(run))
-    settings = path_settings(recipe.path, bfloat16=_computes_in_bfloat16(), backend=recipe.backend)
+    settings = path_settings(recipe.path, bfloat16=_computes_in_bfloat16(), backend=_backend(recipe, only_evaluate))
     device = _device(recipe)
-    only_evaluate = task.get("only") == "evaluate"
     with pulse.while_bytes_move(run):
         asked = questions.gather(recipe, train=not only_evaluate or recipe.few_shot > 0)
     train_data, held_out_data = asked.train, asked.held_out
@@ -117,12 +117,17 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
         record.tell_once(run, "data", told)
     run.heartbeat(f"loading {recipe.model}")
     full_precision = recipe.lora_rank == 0 and not only_evaluate  # all weights are trained: they are their own masters
+    shared = share_weights(settings, recipe, run=run)
     with pulse.while_bytes_move(run):  # the first time it is downloaded
-        loaded = policy.load(
-            recipe.model,
-            dtype="float32" if full_precision else settings.dtype,
-            quantization=settings.quantization,
-            device=device,
+        loaded = (
+            shared.loaded
+            if shared
+            else policy.load(
+                recipe.model,
+                dtype="float32" if full_precision else settings.dtype,
+                quantization=settings.quantization,
+                device=device,
+            )
         )
     shots = prompts.choose_shots(train_data.questions, recipe.few_shot, recipe.seed) if train_data else ()
     builder = prompts.builder(
@@ -134,7 +139,9 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     if builder.folded:
         record.tell_once(run, "prompt", f"the system text stands in the user's turn: {builder.folded}")
     set_seed(recipe.seed)  # the adapter's first values
-    if task.get("adapter"):
+    if shared:
+        model, recipe = shared.adapted(recipe)
+    elif task.get("adapter"):
         model = policy.load_adapter(loaded.model, Path(task["adapter"]).expanduser())
     else:
         model = loaded.model if only_evaluate else policy.add_adapter(loaded.model, recipe)
@@ -143,7 +150,7 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     if train is not None and train_data is not None:
         record.data_used(run, recipe, "train", train_data, train)
     run.heartbeat("starting the engine")
-    engine = open_engine(settings, model, loaded.tokenizer, recipe, run=run)
+    engine = open_engine(settings, model, loaded.tokenizer, recipe, run=run, shared=shared)
     if isinstance(engine, Ticking):
         engine.tick = pulse.Tick(run)
     if isinstance(engine, Announcing):
@@ -188,6 +195,11 @@ def _device(recipe: Recipe) -> Any:
     import torch
 
     return torch.device("cpu") if recipe.path == "cpu" else torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+
+
+def _backend(recipe: Recipe, only_evaluate: bool) -> str:
+    """Nothing is gained by weights that are shared with nobody who learns."""
+    return "plain" if only_evaluate and recipe.backend == "unsloth" else recipe.backend
 
 
 def _computes_in_bfloat16() -> bool:

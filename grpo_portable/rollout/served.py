@@ -77,6 +77,8 @@ def base(client: Client) -> Served:
                 help=f"set the environment variable {KEY}; it is sent to that server and written nowhere",
             ) from refused
         raise _not_vllm(client, refused) from refused
+    except EngineError as error:
+        raise _not_vllm(client, error) from error
     cards = listed.get("data") if isinstance(listed, dict) else None
     own = [c for c in cards or () if isinstance(c, dict) and isinstance(c.get("id"), str) and not c.get("parent")]
     if not own:
@@ -179,8 +181,8 @@ def _absent(client: Client, error: EngineError) -> ServerError:
     )
 
 
-def _not_vllm(client: Client, refused: Refused) -> ServerError:
-    return ServerError(f"what answers at {client.url} is no vLLM server", because=refused.fact)
+def _not_vllm(client: Client, error: EngineError) -> ServerError:
+    return ServerError(f"what answers at {client.url} is no vLLM server", because=error.because or error.fact)
 
 
 def _other_model(served: Served, because: str) -> ServerError:

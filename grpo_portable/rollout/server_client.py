@@ -38,9 +38,9 @@ class Refused(EngineError):
 class Client:
     """One server. Calls may come from several threads; `abort` ends those under way, and the server drops their work."""
 
-    def __init__(self, url: str, key: str | None = None, *, attempts: int = ATTEMPTS, pause_s: float = PAUSE_S) -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         parts = urlsplit(url)
-        self.url, self.attempts, self.pause_s = url, attempts, pause_s
+        self.url, self.attempts, self.pause_s = url, ATTEMPTS, PAUSE_S
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname or "", parts.port
         self._path = parts.path.rstrip("/")
         self._key = key

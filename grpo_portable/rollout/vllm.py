@@ -26,9 +26,10 @@ import torch
 
 from doctor.memory import Setting
 from doctor.shape_files import shape_from_config
-from grpo_portable.errors import EngineError, EngineUnsupported, GrpoPortableError
+from grpo_portable.errors import EngineError, EngineUnsupported
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import finished, vllm_adapter, vllm_settings
+from grpo_portable.rollout.contained import engine_errors, undisturbed
 from grpo_portable.rollout.portable import check
 from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, unheard
 from grpo_portable.rollout.scratch import Scratch
@@ -97,8 +98,16 @@ class VllmRollout:
     precision = ""
 
     def __init__(
-        self, arguments: dict[str, Any], memory: vllm_settings.Memory, tokenizer: Any, *, vocabulary: int, dtype: str
+        self,
+        arguments: dict[str, Any],
+        memory: vllm_settings.Memory,
+        tokenizer: Any,
+        *,
+        vocabulary: int,
+        dtype: str,
+        llm: Any = None,
     ) -> None:
+        """Starts vllm.LLM with `arguments`, or takes over `llm`, which was started with them."""
         self.arguments, self.memory, self.tokenizer, self.vocabulary = arguments, memory, tokenizer, vocabulary
         self.context, self.dtype = arguments["max_model_len"], getattr(torch, dtype)
         self.begin = unheard
@@ -108,8 +117,8 @@ class VllmRollout:
         self._asleep = False
         self._weights_gib: float | None = None
         began = time.perf_counter()
-        with _engine_errors("vLLM could not start", "`grpo-doctor --prove` tries vLLM by itself"), _undisturbed():
-            self._llm: Any = _vllm().LLM(**arguments)
+        with engine_errors("vLLM could not start", "`grpo-doctor --prove` tries vLLM by itself"), undisturbed():
+            self._llm: Any = _vllm().LLM(**arguments) if llm is None else llm
         self.start_s = time.perf_counter() - began
         config = getattr(getattr(self._llm, "llm_engine", None), "vllm_config", None)
         self._seeds_by_request = bool(getattr(config, "use_v2_model_runner", False))
@@ -141,7 +150,7 @@ class VllmRollout:
         if vllm_adapter.layout(policy) is not None:
             self._hand_over(llm, vllm_adapter.adapter(policy, self.dtype))
         elif any(p.requires_grad for p in policy.parameters()):
-            with _engine_errors("vLLM could not take over the policy's weights"):
+            with engine_errors("vLLM could not take over the policy's weights"):
                 named = list(vllm_adapter.weights(policy))
                 llm.apply_model(lambda model: model.load_weights(iter(named)))
                 llm.reset_prefix_cache()
@@ -158,7 +167,7 @@ class VllmRollout:
         wanted = [{"prompt_token_ids": list(map(int, ids))} for ids in prompts]
         seed = None if self._seeds_by_request else sampling.seed
         try:
-            with _engine_errors("vLLM failed in a rollout"), _undisturbed(seed):
+            with engine_errors("vLLM failed in a rollout"), undisturbed(seed):
                 parameters = [self._parameters(sampling, drawn, index) for index in range(len(prompts))]
                 outputs = llm.generate(wanted, parameters, lora_request=self._request, use_tqdm=False)
         except KeyboardInterrupt:  # the rows it was writing are still in its queue: it is of no more use
@@ -178,7 +187,7 @@ class VllmRollout:
     def rest(self) -> None:
         """Give weights and KV cache back until the next rollout, if the card needs them for the update."""
         if self.memory.sleeps and not self._asleep and self._llm is not None:
-            with _engine_errors("vLLM could not go to sleep"):
+            with engine_errors("vLLM could not go to sleep"):
                 self._llm.sleep(level=1)
             self._asleep = True
 
@@ -207,7 +216,7 @@ class VllmRollout:
         if self._asleep:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # what the update let go of must be free before the engine takes it
-            with _engine_errors("vLLM could not wake up"):
+            with engine_errors("vLLM could not wake up"):
                 self._llm.wake_up()
             self._asleep = False
         return self._llm
@@ -217,7 +226,7 @@ class VllmRollout:
         folder = Scratch(given.nbytes)
         try:
             path = vllm_adapter.write(given, folder.path / f"policy-{number}")
-            with _engine_errors("vLLM could not take over the adapter"):
+            with engine_errors("vLLM could not take over the adapter"):
                 from vllm.lora.request import LoRARequest
 
                 request = LoRARequest(f"policy-{number}", number, str(path))
@@ -274,38 +283,6 @@ def _forget_graph_pool() -> None:
         from vllm.platforms import current_platform
 
         type(current_platform)._global_graph_pool = None
-
-
-@contextlib.contextmanager
-def _engine_errors(fact: str, help: str | None = None) -> Iterator[None]:
-    """Whatever vLLM raises becomes an EngineError with its last line, so that the run can go on without it."""
-    try:
-        yield
-    except GrpoPortableError:
-        raise
-    except (Exception, SystemExit) as error:  # its parts raise anything, and no kind of it may end the run
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        told = f"{type(error).__name__}: {lines[-1][:300]}" if lines else type(error).__name__
-        raise EngineError(f"{fact}: {told}", help=help) from error
-
-
-@contextlib.contextmanager
-def _undisturbed(seed: int | None = None) -> Iterator[None]:
-    """Inside, random generators may be reseeded (with `seed`, torch's are); afterwards they and torch are as before."""
-    import numpy as np
-
-    python, numpy_state = random.getstate(), np.random.get_state()
-    precision = torch.get_float32_matmul_precision()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            if seed is not None:
-                torch.manual_seed(seed)
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy_state)
-        torch.set_float32_matmul_precision(precision)
 
 
 @contextlib.contextmanager
