@@ -14,7 +14,9 @@ WIDTH = 80
 def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None) -> str:
     """A block of lines; every choice with its reason, readable without colour."""
     recipe, ledger = settled.recipe, settled.ledger
+    several = recipe.path != "cpu" and len(diagnosis.plan.gpus) > 1
     completions = recipe.prompts_per_step * recipe.group_size
+    mine = f"{completions // len(diagnosis.plan.gpus)} in each process" if several else str(completions)
     rows = [
         ("path", f"{recipe.path} ({_engine(recipe)})"),
         ("model", _model(recipe)),
@@ -23,7 +25,7 @@ def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None) -> st
         (
             "a step",
             f"{recipe.prompts_per_step} questions x {recipe.group_size} completions of at most {_room(recipe)}; "
-            f"micro-batch {recipe.micro_batch} of {completions}",
+            f"micro-batch {recipe.micro_batch} of {mine}",
         ),
         (
             "steps",
@@ -31,6 +33,8 @@ def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None) -> st
             + (f", after a bootstrap of {_epochs(recipe.bootstrap_epochs)}" if recipe.bootstrap_epochs else ""),
         ),
     ]
+    if several:
+        rows.insert(1, ("GPUs", _gpus(recipe, diagnosis.plan.gpus)))
     if ledger is not None:
         parts = ", ".join(f"{name} {gib:.2f}" for name, gib in ledger.ledger.items() if gib >= 0.005)
         have = f" of {ledger.have_gib:.1f}" if ledger.have_gib is not None else ""
@@ -71,6 +75,11 @@ def _room(recipe: Recipe) -> str:
     if recipe.context_tokens and recipe.context_tokens <= recipe.max_completion_tokens:
         return f"{recipe.context_tokens} tokens less the longest prompt"
     return f"{recipe.max_completion_tokens} tokens"
+
+
+def _gpus(recipe: Recipe, gpus: tuple[int, ...]) -> str:
+    share = recipe.prompts_per_step // len(gpus)
+    return f"{', '.join(map(str, gpus))}, one process each: {share} of {recipe.prompts_per_step} questions a step"
 
 
 def _epochs(count: float) -> str:

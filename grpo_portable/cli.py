@@ -50,13 +50,18 @@ def train(
         bool, typer.Option("--retry-fast", help="with --resume: try the path the run began with once more")
     ] = False,
     no_fallback: Annotated[bool, typer.Option("--no-fallback", help="stop instead of going one path lower")] = False,
+    gpus: Annotated[
+        str | None, typer.Option(metavar="0,1", help="train on these, one process each; default: the equal ones")
+    ] = None,
 ) -> None:
     """Train: diagnose, plan, evaluate the base, GRPO, evaluate the tuned, report."""
     from grpo_portable import launch
     from grpo_portable.errors import UsageError
+    from grpo_portable.gpus import parsed
 
+    named = parsed(gpus)
     if resume:
-        launch.resume(out, fallback=not no_fallback, retry_fast=retry_fast)
+        launch.resume(out, fallback=not no_fallback, retry_fast=retry_fast, gpus=named)
         return
     if retry_fast:
         raise UsageError("--retry-fast goes on with a run", help="add --resume, and --out RUN unless it is the newest")
@@ -65,7 +70,14 @@ def train(
         f"{key}={value}" for key, value in (("model", model), ("data", data), ("path", path)) if value is not None
     ]
     launch.train(
-        recipe, auto=auto, overrides=overrides, out=out, dry_run=dry_run, fallback=not no_fallback, facts_file=facts
+        recipe,
+        auto=auto,
+        overrides=overrides,
+        out=out,
+        dry_run=dry_run,
+        fallback=not no_fallback,
+        facts_file=facts,
+        gpus=named,
     )
 
 

@@ -46,14 +46,15 @@ def train(
     dry_run: bool,
     fallback: bool,
     facts_file: str | None = None,
+    gpus: tuple[int, ...] | None = None,
 ) -> None:
     """Train from a recipe's name or file, or let `--auto` pick one; print the plan, run it, print the verdict.
 
-    `facts_file` plans for a saved machine, and only with `dry_run`.
+    `facts_file` plans for a saved machine, and only with `dry_run`. `gpus`: those to take, by the doctor's index.
     """
     if facts_file and not dry_run:
         raise UsageError("--facts plans for another machine", help="add --dry-run")
-    prepared = prepare(name, auto=auto, overrides=overrides, facts_file=facts_file)
+    prepared = prepare(name, auto=auto, overrides=overrides, facts_file=facts_file, gpus=gpus)
     settled, diagnosis = prepared.settled, prepared.diagnosis
     text = announce.plan_text(settled, diagnosis, planning.minutes(settled, diagnosis))
     print(text, flush=True)
@@ -66,16 +67,19 @@ def train(
     finish(folder, fallback=fallback)
 
 
-def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False) -> None:
+def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: tuple[int, ...] | None = None) -> None:
     """Go on with a run: the stages that are complete are kept, training goes on from its last whole checkpoint.
 
-    A run that had to go lower stays there, with the sizes it had; `retry_fast` begins on its first rung again.
+    A run that had to go lower stays there, with the sizes it had; `retry_fast` begins on its first rung again. It also stays
+    on its GPUs, unless others are named.
     """
     folder = run_folder.open_run(out or _newest(trains=True))
     _need_training_stack()
     within_reach(folder.recipe())
     print(f"run folder: {folder.path}\n", flush=True)
     with supervise.folder_errors(folder):
+        if gpus is not None:
+            take(folder, gpus)
         lower = _lower(folder)
         if lower and retry_fast:
             folder.write_json("rung.json", {})
@@ -89,9 +93,26 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False) -> Non
 
 def _lower(folder: run_folder.RunFolder) -> str:
     """What the ladder changed of the settled recipe, `path fp8-vllm → bf16-hf`; empty when the run is on its first rung."""
-    first, now = load(folder.recipe_file), folder.recipe()
-    changed = [key for key in folder.read_json("rung.json") if getattr(first, key) != getattr(now, key)]
-    return ", ".join(f"{key} {getattr(first, key)} → {getattr(now, key)}" for key in changed)
+    first, now, rung = load(folder.recipe_file), folder.recipe(), folder.read_json("rung.json")
+    changed = [key for key in rung if hasattr(first, key) and getattr(first, key) != getattr(now, key)]
+    told = [f"{key} {getattr(first, key)} → {getattr(now, key)}" for key in changed]
+    planned = (folder.read_json("plan.json").get("plan") or {}).get("gpus") or []
+    if rung.get("gpus") and len(rung["gpus"]) < len(planned):
+        told.append(f"GPUs {', '.join(map(str, planned))} → {', '.join(map(str, rung['gpus']))}")
+    return ", ".join(told)
+
+
+def take(folder: run_folder.RunFolder, gpus: tuple[int, ...]) -> None:
+    """Let a run go on with other GPUs than its plan's. UsageError for ones the run's machine has not, or that are not equal."""
+    answer = folder.read_json("plan.json")
+    facts = saved_facts(str(folder.path / "facts.json"))
+    recipe = folder.recipe()
+    diagnosis = planning.on_gpus(recipe, facts, gpus)
+    answer["plan"] = {**(answer.get("plan") or {}), "gpus": list(diagnosis.plan.gpus)}
+    folder.write_json("plan.json", answer)
+    folder.write_json(
+        "rung.json", {k: v for k, v in folder.read_json("rung.json").items() if k not in ("gpus", "processes")}
+    )
 
 
 def evaluate(task: EvalTask, *, out: Path | None) -> None:
@@ -121,7 +142,14 @@ def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
     finish(folder, fallback=True)
 
 
-def prepare(name: str | None, *, auto: bool, overrides: Sequence[str], facts_file: str | None = None) -> Prepared:
+def prepare(
+    name: str | None,
+    *,
+    auto: bool,
+    overrides: Sequence[str],
+    facts_file: str | None = None,
+    gpus: tuple[int, ...] | None = None,
+) -> Prepared:
     """Look at the machine, or at the facts of a saved one, choose or read the recipe, and settle it. Nothing is written."""
     if name is None and not auto:
         raise RecipeError(
@@ -141,7 +169,7 @@ def prepare(name: str | None, *, auto: bool, overrides: Sequence[str], facts_fil
     if not facts_file:  # another machine has its own files
         known_files(recipe)
     can_run = None if facts_file else unavailable(recipe)
-    settled, diagnosis = planning.plan(recipe, facts, auto=auto, can_run=can_run)
+    settled, diagnosis = planning.plan(recipe, facts, auto=auto, can_run=can_run, asked=gpus)
     return Prepared(Path(str(name)).stem, replace(settled, reasons=(*notes, *settled.reasons)), diagnosis)
 
 

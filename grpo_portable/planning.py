@@ -14,6 +14,7 @@ from doctor.diagnosis import PATHS, Diagnosis
 from doctor.facts import Facts
 from doctor.plan import card_memory, diagnose
 from doctor.shapes import Shape, shape_of
+from grpo_portable import gpus
 from grpo_portable.ladder import CPU_PARAMETERS_LIMIT
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.available import unserved
@@ -22,29 +23,42 @@ from grpo_portable.settle import Settled, settle
 
 
 def plan(
-    recipe: Recipe, facts: Facts, *, auto: bool, can_run: Mapping[str, str | None] | None = None
+    recipe: Recipe,
+    facts: Facts,
+    *,
+    auto: bool,
+    can_run: Mapping[str, str | None] | None = None,
+    asked: tuple[int, ...] | None = None,
 ) -> tuple[Settled, Diagnosis]:
-    """The settled recipe and the diagnosis it rests on. Raises what `settle` raises.
+    """The settled recipe and the diagnosis it rests on, with the GPUs of the run in its plan. Raises what `settle` raises.
+
+    `asked`: the GPUs the user named, by the doctor's index; None takes the equal ones the doctor chose.
 
     `can_run`: what this installation has engines for (`rollout.available.unavailable`); left out for a machine that is not
     this one, where only what the recipe asks of the engines counts.
     """
-    diagnosis = diagnose(facts, shape_name(recipe), **sizes(recipe))
+    diagnosis = gpus.on_gpus(recipe, diagnose(facts, shape_name(recipe), **sizes(recipe)), asked)
     settled = settle(
         recipe,
         diagnosis,
         auto=auto,
         can_run={**(can_run or unserved(recipe)), **_blocks(recipe), **_not_on_a_cpu(recipe)},
         ledger_of=lambda path: ledger_of(recipe, diagnosis, path),
+        processes=lambda path: gpus.processes(diagnosis, path),
     )
     return settled, diagnosis
 
 
-def sizes(recipe: Recipe) -> dict[str, Any]:
-    """What the memory ledger must know of a recipe."""
+def on_gpus(recipe: Recipe, facts: Facts, asked: tuple[int, ...]) -> Diagnosis:
+    """The diagnosis with the GPUs that were asked for in its plan. UsageError for ones that cannot be had together."""
+    return gpus.on_gpus(recipe, diagnose(facts, shape_name(recipe), **sizes(recipe)), asked)
+
+
+def sizes(recipe: Recipe, processes: int = 1) -> dict[str, Any]:
+    """What the memory ledger must know of a recipe; of several processes each has its share of a step's questions."""
     return {
         "group_size": recipe.group_size,
-        "prompts_per_step": recipe.prompts_per_step,
+        "prompts_per_step": max(1, recipe.prompts_per_step // processes),
         "prompt_tokens": recipe.max_prompt_tokens,
         "completion_tokens": answer_tokens(recipe),
         "lora_rank": recipe.lora_rank,
@@ -64,14 +78,19 @@ def shape_name(recipe: Recipe) -> str | None:
 
 
 def ledger_of(recipe: Recipe, diagnosis: Diagnosis, path: str) -> memory.Settled | None:
-    """What a path needs of the card the doctor chose (`cpu`: of the system), None when the model's shape is not known."""
+    """What a path needs of each of the run's GPUs (`cpu`: of the system), None when the model's shape is not known.
+
+    The one with the least free memory decides.
+    """
     shape = _shape(recipe)
     if shape is None:
         return None
     facts, chosen = diagnosis.facts, diagnosis.plan.gpus
-    card = next((g for g in facts.gpus or () if path != "cpu" and (not chosen or g.index == chosen[0])), None)
-    have = facts.host.ram_gib if path == "cpu" else card_memory(facts, card)[0] if card else None
-    return _as_pinned(recipe, shape, memory.settle(shape, path, have, **sizes(recipe)))
+    free = [card_memory(facts, card)[0] for card in facts.gpus or () if not chosen or card.index in chosen]
+    free = free if chosen else free[:1]
+    have = facts.host.ram_gib if path == "cpu" else min((gib for gib in free if gib is not None), default=None)
+    count = gpus.processes(diagnosis, path)
+    return _as_pinned(recipe, shape, memory.settle(shape, path, have, **sizes(recipe, count)))
 
 
 def _as_pinned(recipe: Recipe, shape: Shape, free: memory.Settled) -> memory.Settled:
@@ -108,13 +127,17 @@ def _as_pinned(recipe: Recipe, shape: Shape, free: memory.Settled) -> memory.Set
 
 def step_seconds(settled: Settled, diagnosis: Diagnosis) -> speed.StepEstimate | None:
     """Seconds of one step on the path that runs, None when the machine or the model is not known, and on a CPU."""
-    return speed.estimate(_on_path(settled, diagnosis), **sizes(settled.recipe))
+    return speed.estimate(_on_path(settled, diagnosis), **_share(settled, diagnosis))
 
 
 def minutes(settled: Settled, diagnosis: Diagnosis) -> str | None:
     """The length of the training as text with its error, None as in `step_seconds`."""
     recipe = settled.recipe
-    return speed.estimate_text(_on_path(settled, diagnosis), steps=recipe.steps, **sizes(recipe))
+    return speed.estimate_text(_on_path(settled, diagnosis), steps=recipe.steps, **_share(settled, diagnosis))
+
+
+def _share(settled: Settled, diagnosis: Diagnosis) -> dict[str, Any]:
+    return sizes(settled.recipe, gpus.processes(diagnosis, str(settled.recipe.path)))
 
 
 def _on_path(settled: Settled, diagnosis: Diagnosis) -> Diagnosis:

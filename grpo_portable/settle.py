@@ -39,12 +39,13 @@ def settle(
     auto: bool,
     can_run: Mapping[str, str | None],
     ledger_of: Callable[[str], memory.Settled | None],
+    processes: Callable[[str], int] = lambda path: 1,
 ) -> Settled:
     """The complete recipe and the reasons of what was chosen.
 
     `can_run` maps each path to None, or to the reason why this installation has no engine for it; `ledger_of` gives what a
-    path needs of this machine's memory. PathClosed when the path asked for is closed, or none is open; RecipeError when
-    something is `auto` and the user did not say `--auto`.
+    path needs of this machine's memory, `processes` how many share a step's questions. PathClosed when the path asked for is
+    closed, or none is open; RecipeError when something is `auto` and the user did not say `--auto`.
     """
     if not auto:
         open_keys = [key for key in ("path", "model", "data") if getattr(recipe, key) == "auto"]
@@ -65,7 +66,7 @@ def settle(
         recipe, path=path, backend=backend, eval_data=recipe.data if recipe.eval_data == "auto" else recipe.eval_data
     )
     ledger = ledger_of(path)
-    settled = _sizes(settled, diagnosis, ledger, reasons)
+    settled = _sizes(settled, diagnosis, ledger, processes(path), reasons)
     check(settled, "the settled recipe")
     return Settled(settled, tuple(reasons), ledger)
 
@@ -211,14 +212,17 @@ def _no_8_bit_states(recipe: Recipe, diagnosis: Diagnosis) -> str | None:
     return wall.fact if wall else None
 
 
-def _sizes(recipe: Recipe, diagnosis: Diagnosis, ledger: memory.Settled | None, reasons: list[str]) -> Recipe:
+def _sizes(
+    recipe: Recipe, diagnosis: Diagnosis, ledger: memory.Settled | None, processes: int, reasons: list[str]
+) -> Recipe:
     """Micro-batch, rows and checkpointing: the ledger's where it knows the model, small and safe where it does not."""
-    completions = recipe.prompts_per_step * recipe.group_size
+    completions = recipe.prompts_per_step * recipe.group_size // processes
     changes: dict[str, int | bool | str] = {}
     if recipe.micro_batch == "auto":
         room = min(ledger.micro_batch if ledger else UNKNOWN_MICRO_BATCH, completions)
         changes["micro_batch"] = max(d for d in range(1, room + 1) if completions % d == 0)
-        reasons.append(f"micro-batch {changes['micro_batch']} of {completions} completions a step")
+        each = " in each process" if processes > 1 else ""
+        reasons.append(f"micro-batch {changes['micro_batch']} of {completions} completions a step{each}")
     if recipe.rollout_rows == "auto":
         changes["rollout_rows"] = max(1, ledger.rollout_rows if ledger else min(UNKNOWN_ROWS, completions))
     if recipe.gradient_checkpointing == "auto":

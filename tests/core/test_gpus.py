@@ -1,0 +1,137 @@
+"""Which GPUs a run takes: the doctor's equal ones or those named, as many as share a step evenly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from machine_cases import CU130, OK, card, machine, torch
+
+from doctor.facts import Facts, facts_from_json
+from grpo_portable import announce, gpus, planning, supervise
+from grpo_portable.errors import UsageError
+from grpo_portable.ladder import Rung
+from grpo_portable.recipe import Recipe
+
+L4 = card("NVIDIA L4", "8.9", 22.0)
+RECIPE = replace(Recipe(), model="Qwen/Qwen3-0.6B", data="openai/gsm8k", prompts_per_step=8, group_size=8)
+
+
+def facts(*found: dict[str, Any], **sections: Any) -> Facts:
+    return facts_from_json(machine(*found, **torch("2.13.0+cu130", CU130, OK, bitsandbytes="0.50.2"), **sections))
+
+
+def planned(here: Facts, asked: tuple[int, ...] | None = None, **changes: Any) -> Any:
+    return planning.plan(replace(RECIPE, **changes), here, auto=True, asked=asked)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [(None, None), ("1", (1,)), ("0,1", (0, 1)), (" 2 , 0", (2, 0)), ("1,1", (1,))]
+)
+def test_numbers_on_the_command_line(text: str | None, numbers: tuple[int, ...] | None) -> None:
+    assert gpus.parsed(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "x", "0,", "-1", "0;1", "0-3"])
+def test_what_names_no_gpu_is_a_mistake(text: str) -> None:
+    with pytest.raises(UsageError, match="--gpus cannot be"):
+        gpus.parsed(text)
+
+
+@pytest.mark.parametrize(
+    ("cards", "questions", "taken"),
+    [(1, 8, (0,)), (2, 8, (0, 1)), (3, 8, (0, 1)), (3, 9, (0, 1, 2)), (8, 4, (0, 1, 2, 3)), (4, 1, (0,))],
+)
+def test_as_many_as_share_a_step_evenly(cards: int, questions: int, taken: tuple[int, ...]) -> None:
+    settled, diagnosis = planned(facts(*[L4] * cards), prompts_per_step=questions)
+    assert diagnosis.plan.gpus == taken
+    each = questions * 8 // len(taken)
+    assert each % settled.recipe.micro_batch == 0 and settled.recipe.rollout_rows <= each
+
+
+def test_the_ledger_is_of_one_card_with_its_share_and_the_least_free_memory() -> None:
+    """Two cards of 20 and 21 GiB, 64 completions: at most 32 are generated at once on each, and 20 GiB count."""
+    here = facts({**L4, "free_gib": 20.0}, {**L4, "free_gib": 21.0})
+    settled, diagnosis = planned(here)
+    assert settled.ledger.have_gib == 20.0 and settled.recipe.rollout_rows == 32
+    alone = planned(here, asked=(1,))[0]
+    assert alone.ledger.have_gib == 21.0 and alone.recipe.rollout_rows == 64
+    text = announce.plan_text(settled, diagnosis, None)
+    assert "GPUs      0, 1, one process each: 4 of 8 questions a step" in text and "of 32 in each process" in " ".join(
+        text.split()
+    )
+
+
+def test_named_gpus_are_taken_and_said() -> None:
+    _, diagnosis = planned(facts(*[L4] * 4), asked=(1, 3))
+    assert diagnosis.plan.gpus == (1, 3)
+    assert "GPU 1, 3 were asked for" in diagnosis.plan.reasons
+    assert not any("equal cards are used" in reason for reason in diagnosis.plan.reasons)
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "told"),
+    [
+        ([L4], (1,), "there is no GPU 1"),
+        ([L4, card("Tesla T4", "7.5", 15.0)], (0, 1), "cannot train together"),
+        ([], (0,), "there is no GPU 0"),
+    ],
+)
+def test_gpus_that_cannot_be_had(found: list[dict[str, Any]], asked: tuple[int, ...], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        planned(facts(*found), asked=asked)
+
+
+def test_one_of_two_different_cards_can_be_named() -> None:
+    assert planned(facts(L4, card("Tesla T4", "7.5", 15.0)), asked=(1,))[1].plan.gpus == (1,)
+
+
+def test_a_vllm_server_has_one_trainer() -> None:
+    _, diagnosis = planned(facts(L4, L4), vllm_server="http://127.0.0.1:8000")
+    assert diagnosis.plan.gpus == (0,)
+    assert any("one trainer" in reason for reason in diagnosis.plan.reasons)
+
+
+def answer(count: int, taken: list[int], **of_each: Any) -> dict[str, Any]:
+    return {"plan": {"gpus": taken}, "facts": {"gpus": [{"index": i, **of_each} for i in range(count)]}}
+
+
+SETTLED = replace(RECIPE, path="bf16-hf", micro_batch=16, rollout_rows=64)
+
+
+@pytest.mark.parametrize(
+    ("plan", "taken", "processes"),
+    [
+        (answer(1, [0]), (), 1),  # nothing to choose: CUDA's own choice is left alone
+        (answer(4, [2]), (2,), 1),
+        (answer(4, [0, 1]), (0, 1), 2),
+        (answer(2, [0, 1], mig=True), (), 1),
+        ({}, (), 1),
+    ],
+)
+def test_the_first_rung_is_on_the_plans_gpus(plan: dict[str, Any], taken: tuple[int, ...], processes: int) -> None:
+    rung = supervise._rung(SETTLED, plan)
+    assert (rung.gpus, rung.processes) == (taken, processes)
+
+
+def test_a_resumed_run_stays_on_the_gpus_it_was_left_with() -> None:
+    """Of four GPUs two were left: 32 completions on each, and the micro-batch of 16 divides them."""
+    rung = supervise._rung(SETTLED, answer(4, [0, 1, 2, 3]), {"gpus": [0, 2], "processes": 2})
+    assert rung == Rung("bf16-hf", 16, 64, gpus=(0, 2), processes=2)
+    assert supervise._rung(replace(SETTLED, path="cpu"), answer(4, [0, 1])).processes == 1
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus", "shown"),
+    [(None, (0, 2), "0,2"), ("4,5,6,7", (0, 2), "4,6"), ("GPU-aa,GPU-bb", (1,), "GPU-bb"), (None, (), None)],
+)
+def test_a_worker_sees_its_gpus_alone(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, gpus: tuple[int, ...], shown: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    environment = supervise.worker_environment(Rung("bf16-hf", 8, 64, gpus=gpus, processes=max(1, len(gpus))))
+    assert environment.get("CUDA_VISIBLE_DEVICES") == (shown if gpus else visible)
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
