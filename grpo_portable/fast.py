@@ -16,7 +16,6 @@ What importing it changes in the process, and what is made of it:
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import tempfile
 from collections.abc import Mapping
@@ -88,7 +87,8 @@ def load(recipe: Recipe, *, rows: int, dtype: str, fp8: bool) -> Shared:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise EngineUnsupported("the Unsloth backend is only arranged for a single process")
     shape = shape_of(recipe.model)
-    memory = _memory(recipe, shape, rows, fp8=fp8)
+    free, total = _card()
+    memory = plan_memory(recipe, shape, rows, fp8=fp8, free_gib=free, total_gib=total)
     environment = _environment(sleeps=memory.sleeps)
     for name, value in {**vllm.ENVIRONMENT, **environment}.items():
         os.environ.setdefault(name, value)
@@ -108,7 +108,7 @@ def load(recipe: Recipe, *, rows: int, dtype: str, fp8: bool) -> Shared:
             load_in_fp8=SCALES[recipe.fp8_scales] if fp8 and ready is None else False,
             fast_inference=True,
             max_lora_rank=vllm_settings.served_rank(recipe.lora_rank),
-            gpu_memory_utilization=memory.share,
+            gpu_memory_utilization=memory.share * total / free,  # Unsloth counts it of what is free
             use_gradient_checkpointing=recipe.gradient_checkpointing is True,
             trust_remote_code=False,
             max_num_seqs=rows + (rows == CHOSEN_BY_MEMORY),
@@ -194,13 +194,12 @@ def _keep_padding_mask(model: Any) -> None:
             module._unsloth_keep_padding_mask = True
 
 
-def _memory(recipe: Recipe, shape: Shape | None, rows: int, *, fp8: bool) -> vllm_settings.Memory:
+def _card() -> tuple[float, float]:
+    """(free, all) GiB of the current card."""
     if not torch.cuda.is_available():
         raise EngineUnsupported("Unsloth runs on a GPU here", because="torch sees none")
-    gc.collect()
-    torch.cuda.empty_cache()
-    free, total = (count / 2**30 for count in torch.cuda.mem_get_info())
-    return plan_memory(recipe, shape, rows, fp8=fp8, free_gib=free, total_gib=total)
+    free, total = torch.cuda.mem_get_info()
+    return free / 2**30, total / 2**30
 
 
 def plan_memory(

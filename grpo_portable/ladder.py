@@ -45,6 +45,11 @@ class Rung:
     processes: int = 1
 
 
+def shown(path: str, backend: str) -> str:
+    """What ran, in a word: the path, and the backend where it is not the project's own."""
+    return path if backend == "plain" else f"{path} ({backend})"
+
+
 @dataclass(frozen=True)
 class Ending:
     """How a worker ended: `kind` of KINDS, the phase it was in, the original error text, and of several its rank."""

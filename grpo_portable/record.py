@@ -17,6 +17,7 @@ from typing import Any
 
 from grpo_portable import data, policy
 from grpo_portable.engines import PathSettings
+from grpo_portable.ladder import shown
 from grpo_portable.metrics import memory_gib
 from grpo_portable.processes import here
 from grpo_portable.prompts import Fitted, PromptBuilder
@@ -52,7 +53,7 @@ def stage(run: RunFolder, name: str, there: int = 0) -> Iterator[None]:
     began = time.perf_counter()
     record = run.read_json("run.json")
     found = record.get("stages", {}).get(name, {})
-    paths = spans(found.get("paths", []), str(record.get("path")), there)
+    paths = spans(found.get("paths", []), str(record.get("runs_as") or record.get("path")), there)
     _note_stage(run, name, seconds=found.get("seconds", 0.0), paths=paths)  # now: the worker may be killed in it
     try:
         yield
@@ -92,6 +93,7 @@ def setting(
         model=loaded.name,
         base_model=loaded.name,
         path=settings.path,
+        runs_as=shown(settings.path, settings.backend),
         backend="trl on Unsloth's kernels" if settings.backend == "unsloth" else "trl",
         dtype=settings.dtype,
         quantization=settings.quantization,

@@ -101,6 +101,9 @@ def unsloth_refusal(recipe: Recipe, path: str, diagnosis: Diagnosis) -> str | No
     wall = next((w for w in diagnosis.walls if w.code in UNSLOTH_WALLS), None)
     if wall is not None:
         return wall.fact
+    tried = diagnosis.facts.probe("unsloth_import")
+    if tried.ok is False:
+        return f"unsloth cannot be imported: {tried.error}"
     if path not in ("fp8-vllm", "bf16-vllm"):
         return f"it shares the weights of a vLLM in 16 bit or FP8, and the path is {path}"
     chosen = [card for card in cards(diagnosis.facts) or () if card.index in diagnosis.plan.gpus]

@@ -81,8 +81,9 @@ def _climb_down(run: RunFolder, fallback: bool, limits: Limits) -> None:
             step = ladder.next_step(rung, ending, rungs, retries, first, step_size)
             if step.rung is None or not fallback:
                 raise _failure(run, ending, step.reason if fallback else "fallbacks are switched off (--no-fallback)")
-            kind = "retry" if step.rung.path == rung.path else "fallback"
-            move = {"from": rung.path, "to": step.rung.path}
+            before_it, after_it = (ladder.shown(r.path, r.backend) for r in (rung, step.rung))
+            kind = "retry" if before_it == after_it else "fallback"
+            move = {"from": before_it, "to": after_it}
             run.event(kind, step.reason, error=ending.error, step=_steps_done(run), **move)
             progress.say(f"{kind}: {step.reason}")
             retries = retries + 1 if step.rung == rung else 0

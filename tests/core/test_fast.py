@@ -1,0 +1,354 @@
+"""The Unsloth backend without Unsloth: what it asks for, what it undoes, whose weights are whose, and where a run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import standin_unsloth
+import tiny
+import torch
+import training
+
+from doctor.facts import Probe, facts_from_json
+from doctor.shapes import shape_of
+from grpo_portable import engines, fast, ladder, planning, policy
+from grpo_portable.combinations import check
+from grpo_portable.errors import EngineError, EngineUnsupported, PathClosed, RecipeError
+from grpo_portable.recipe import Recipe
+from grpo_portable.rollout.protocol import Sampling
+from grpo_portable.rollout.reference import ReferenceRollout
+from grpo_portable.run import read_lines
+
+WIDE = {"initializer_range": 0.3}  # logits far enough apart that an adapter changes greedy tokens
+GREEDY = Sampling(max_tokens=10, temperature=0.0)
+PROMPTS = [[10, 20, 30], [40], [7, 8, 9, 10, 11]]
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Switches that a test sets are gone after it."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def unsloth(monkeypatch: pytest.MonkeyPatch) -> type[standin_unsloth.FastLanguageModel]:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(fast, "_card", lambda: (75.0, 80.0))
+    return standin_unsloth.install(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save(tmp_path_factory.mktemp("source"), **WIDE)
+
+
+def recipe_for(source: Path, **changes: Any) -> Recipe:
+    made = replace(training.RECIPE, model=str(source), path="bf16-vllm", backend="unsloth", optimizer="adamw")
+    return replace(made, **{"max_prompt_tokens": 32, "max_completion_tokens": 16, **changes})
+
+
+def opened(source: Path, **changes: Any) -> tuple[Any, Any, Recipe]:
+    """(policy with an adapter that does something, engine, the trainers' recipe)."""
+    recipe = recipe_for(source, **changes)
+    shared = fast.load(recipe, rows=8, dtype="float32", fp8=recipe.path.startswith("fp8"))
+    model, trainers = shared.adapted(recipe)
+    draw = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in policy.trainable(model).values():
+            parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.2)
+    return model.eval(), fast.engine(shared, model, recipe, rows=8), trainers
+
+
+# --- what is asked of it
+
+
+def test_what_unsloth_is_asked_to_load(unsloth: Any, source: Path) -> None:
+    recipe = recipe_for(source, path="fp8-vllm", lora_rank=12)
+    fast.load(recipe, rows=8, dtype="bfloat16", fp8=True)
+    asked = dict(unsloth.asked["load"])
+    share, graphs = asked.pop("gpu_memory_utilization"), asked.pop("compilation_config")
+    assert asked == {
+        "model_name": str(source),
+        "use_exact_model_name": True,
+        "max_seq_length": 48,
+        "dtype": torch.bfloat16,
+        "load_in_4bit": False,
+        "load_in_fp8": True,
+        "fast_inference": True,
+        "max_lora_rank": 16,  # the smallest of vLLM's that holds 12
+        "use_gradient_checkpointing": False,
+        "trust_remote_code": False,
+        "max_num_seqs": 8,
+    }
+    assert 0 < share < 1 and graphs["mode"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "fp8", "asked"),
+    [
+        ({"path": "bf16-vllm"}, False, False),
+        ({"path": "fp8-vllm", "fp8_scales": "row"}, True, True),
+        ({"path": "fp8-vllm", "fp8_scales": "block"}, True, "block"),
+    ],
+)
+def test_the_scales_of_fp8_weights(unsloth: Any, source: Path, changes: dict, fp8: bool, asked: Any) -> None:
+    fast.load(recipe_for(source, **changes), rows=8, dtype="bfloat16", fp8=fp8)
+    assert unsloth.asked["load"]["load_in_fp8"] == asked
+
+
+def test_its_switches_are_set_before_it_is_imported_and_the_users_are_kept(
+    unsloth: Any, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNSLOTH_VLLM_NO_FLASHINFER", "0")
+    fast.load(recipe_for(source), rows=8, dtype="float32", fp8=False)
+    seen = unsloth.seen
+    assert seen["UNSLOTH_ALLOW_CPU"] == "1"  # TRL's trainers stay TRL's
+    assert seen["UNSLOTH_DISABLE_STATISTICS"] == "1" and seen["UNSLOTH_VLLM_MERGED_ROLLOUT"] == "0"
+    assert seen["UNSLOTH_VLLM_STANDBY"] == "0"  # the card holds both
+    assert seen["UNSLOTH_VLLM_NO_FLASHINFER"] == "0"
+
+
+def test_standby_is_on_where_the_card_does_not_hold_engine_and_update(
+    unsloth: Any, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = fast.plan_memory
+    monkeypatch.setattr(fast, "plan_memory", lambda *a, **o: replace(plan(*a, **o), sleeps=True))
+    model, engine, _ = opened(source)
+    assert unsloth.seen["UNSLOTH_VLLM_STANDBY"] == "1" and engine._llm.asleep
+    engine.sync(model)
+    assert not engine._llm.asleep
+    engine.rest()
+    assert engine._llm.asleep
+
+
+def test_a_number_of_rows_that_unsloth_takes_for_none_is_told_apart(unsloth: Any, source: Path) -> None:
+    fast.load(recipe_for(source), rows=256, dtype="float32", fp8=False)
+    assert unsloth.asked["load"]["max_num_seqs"] == 257
+
+
+def test_the_adapter_it_is_asked_for(unsloth: Any, source: Path) -> None:
+    _, _, trainers = opened(source, lora_alpha=24.0, rslora=True, gradient_checkpointing=True)
+    assert unsloth.asked["adapt"] == {
+        "r": 4,
+        "target_modules": list(fast.TARGETS),
+        "lora_alpha": 24.0,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "use_gradient_checkpointing": True,
+        "random_state": 5,
+        "use_rslora": True,
+    }
+    assert trainers.gradient_checkpointing is False  # Unsloth's own is on
+
+
+# --- one copy of the weights
+
+
+def test_sampler_and_policy_lie_on_the_same_weights(unsloth: Any, source: Path) -> None:
+    model, engine, _ = opened(source)
+    theirs = {p.data_ptr() for p in engine._llm.model.parameters()}
+    own = {p.data_ptr() for name, p in model.named_parameters() if ".lora_" not in name}
+    assert own == theirs
+    assert all(p.dtype == torch.float32 for p in policy.trainable(model).values())
+
+
+def test_rows_are_those_of_the_policy_with_its_newest_adapter(unsloth: Any, source: Path) -> None:
+    model, engine, _ = opened(source)
+    seen = []
+    for _ in range(2):
+        engine.sync(model)
+        made = engine.generate(PROMPTS, 1, GREEDY)
+        wanted = ReferenceRollout(model, tiny.tokenizer(), rows=1).generate(PROMPTS, 1, GREEDY)
+        assert [g[0].token_ids for g in made] == [g[0].token_ids for g in wanted]
+        seen.append(made)
+        with torch.no_grad():
+            for parameter in policy.trainable(model).values():
+                parameter.mul_(-1.5)
+    assert seen[0] != seen[1]
+    told = engine.describe()
+    assert told["weights_shared"] and "the policy's own" in told["weights"]
+
+
+def test_left_padding_is_not_attended_to_while_it_trains(unsloth: Any, source: Path) -> None:
+    model, _, _ = opened(source)
+    ids = torch.tensor([[10, 20, 30, 40]])
+    padded = torch.cat([torch.full((1, 9), 5), ids], 1)
+    mask = torch.tensor([[0] * 9 + [1] * 4])
+    with torch.no_grad():
+        alone = model(input_ids=ids).logits
+        model.train()
+        torch.testing.assert_close(
+            model(input_ids=padded, attention_mask=mask).logits[:, 9:], alone, rtol=1e-3, atol=1e-4
+        )
+        model.get_base_model().model._unsloth_keep_padding_mask = False  # as Unsloth leaves it
+        dropped = model(input_ids=padded, attention_mask=mask).logits[:, 9:]
+    assert (dropped - alone).abs().max() > 0.1
+
+
+def test_the_tokenizer_and_the_end_tokens_are_the_models_own(unsloth: Any, source: Path) -> None:
+    from transformers import GenerationConfig
+
+    GenerationConfig(eos_token_id=[1, 3]).save_pretrained(source)
+    shared = fast.load(recipe_for(source), rows=8, dtype="float32", fp8=False)
+    assert shared.loaded.tokenizer.padding_side == "left" and shared.loaded.model.generation_config.eos_token_id == [
+        1,
+        3,
+    ]
+    assert shared.loaded.name == source.name
+
+
+def test_training_on_shared_weights(unsloth: Any, source: Path, tmp_path: Path) -> None:
+    model, engine, _ = opened(source)
+    made = training.make(tmp_path, model=model, adapter=False, engine=engine)
+    made.correct_sampler = True
+    before = {p.data_ptr(): p.detach().clone() for n, p in model.named_parameters() if ".lora_" not in n}
+    made.train()
+    lines = list(read_lines(made.run.metrics_file))
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert all(abs(line["sampler_kl"]) < 0.02 for line in lines)
+    base = {p.data_ptr(): p for n, p in model.named_parameters() if ".lora_" not in n}
+    assert all(torch.equal(base[at], kept) for at, kept in before.items())  # never merged
+
+
+# --- where it is refused, and where a run goes on
+
+
+def test_what_fails_in_it_is_the_engines_error(unsloth: Any, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unsloth.fault = RuntimeError("Unsloth: On the fly `load_in_fp8` requires H100 GPUs or after.")
+    with pytest.raises(EngineError, match="Unsloth could not start: RuntimeError: Unsloth: On the fly"):
+        fast.load(recipe_for(source), rows=8, dtype="float32", fp8=True)
+    monkeypatch.setitem(__import__("sys").modules, "unsloth", None)
+    with pytest.raises(EngineError, match="Unsloth could not start"):
+        fast.load(recipe_for(source), rows=8, dtype="float32", fp8=True)
+
+
+def test_kinds_of_models_whose_padding_is_not_known_are_refused(unsloth: Any, tmp_path: Path) -> None:
+    from transformers import GemmaConfig
+
+    GemmaConfig(hidden_size=32, num_hidden_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(EngineUnsupported, match="models of type gemma"):
+        fast.load(recipe_for(tmp_path), rows=8, dtype="float32", fp8=False)
+
+
+def test_several_processes_are_refused(unsloth: Any, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(EngineUnsupported, match="a single process"):
+        fast.load(recipe_for(source), rows=8, dtype="float32", fp8=False)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lora_rank": 0},
+        {"dora": True, "path": "auto"},
+        {"model": "x/model.gguf"},
+        {"model": "embedded"},
+        {"fp8_scales": "tensor"},
+        {"path": "bf16-hf"},
+        {"vllm_server": "http://host:8000"},
+    ],
+    ids=str,
+)
+def test_what_it_does_not_go_with_is_told_before_anything_loads(changes: dict) -> None:
+    recipe = replace(Recipe(), **{"model": "Qwen/Qwen3-0.6B", "path": "bf16-vllm", "backend": "unsloth", **changes})
+    with pytest.raises(RecipeError, match="unsloth"):
+        check(recipe, "recipe")
+
+
+def test_below_it_lies_the_same_path_without_it() -> None:
+    top = ladder.Rung("fp8-vllm", 8, 64, "unsloth")
+    for kind in ("engine", "import", "killed", "crash", "hang"):
+        step = ladder.next_step(
+            top, ladder.Ending(kind, "starting", "it failed"), ("fp8-vllm", "bf16-vllm", "bf16-hf"), 0
+        )
+        assert step.rung == ladder.Rung("fp8-vllm", 8, 64) and "unsloth" in step.reason
+    less = ladder.next_step(top, ladder.Ending("oom", "update", "oom"), ("fp8-vllm",), 0)
+    assert less.rung == ladder.Rung("fp8-vllm", 4, 64, "unsloth")
+
+
+def test_paths_with_and_without_it() -> None:
+    shared = engines.path_settings("fp8-vllm", bfloat16=True, backend="unsloth")
+    assert (shared.engine, shared.copy, shared.backend) == ("vllm", "fp8", "unsloth")
+    assert engines.path_settings("fp8-vllm", bfloat16=True) == replace(shared, backend="plain")
+    assert shared.samples_from_other_weights  # other kernels all the same
+
+
+# --- on which machine
+
+
+def machine(**packages: str) -> Any:
+    """The facts of an H100 with the set that is known to fit together, packages changed."""
+    saved = json.loads((Path(__file__).parents[1] / "doctor" / "machines" / "ref-h100-complete.json").read_text())[
+        "facts"
+    ]
+    fitting = {"trl": "1.15.0", "unsloth": "2026.10.9", "unsloth_zoo": "2026.10.9"}
+    saved["packages"] |= fitting | packages
+    return facts_from_json(saved)
+
+
+def planned(facts: Any, *, auto: bool = True, **changes: Any) -> Any:
+    wanted = {"model": "Qwen/Qwen3-4B", "data": "openai/gsm8k", "backend": "unsloth", **changes}
+    return planning.plan(replace(Recipe(), **wanted), facts, auto=auto)[0]
+
+
+def test_it_runs_where_its_locks_hold() -> None:
+    settled = planned(machine())
+    assert (settled.recipe.path, settled.recipe.backend) == ("fp8-vllm", "unsloth")
+    assert any("shared between vLLM and the trainer by Unsloth" in reason for reason in settled.reasons)
+    assert planned(machine(), backend="auto").recipe.backend == "plain"  # never by itself
+
+
+@pytest.mark.parametrize(
+    ("packages", "changes", "why"),
+    [
+        ({"unsloth": "absent", "unsloth_zoo": "absent"}, {}, "unsloth is not installed"),
+        ({"trl": "1.16.0"}, {}, "exclude each other"),
+        ({"unsloth_zoo": "absent"}, {}, "without unsloth_zoo"),
+        ({}, {"path": "bf16-hf", "backend": "auto"}, None),
+    ],
+    ids=str,
+)
+def test_where_they_do_not_hold_auto_goes_on_without_and_says_so(
+    packages: dict, changes: dict, why: str | None
+) -> None:
+    settled = planned(machine(**packages), **changes)
+    assert settled.recipe.backend == "plain"
+    assert why is None or any(why in reason for reason in settled.reasons)
+    if why is not None:
+        with pytest.raises(PathClosed, match=why):
+            planned(machine(**packages), auto=False, path="fp8-vllm", **changes)
+
+
+def test_an_import_that_failed_is_told_in_its_words() -> None:
+    facts = machine()
+    failed = replace(facts, probes={**facts.probes, "unsloth_import": Probe(False, "ImportError: torchao")})
+    assert any("ImportError: torchao" in reason for reason in planned(failed).reasons)
+
+
+# --- memory
+
+
+def test_the_weights_count_once() -> None:
+    """Qwen3-8B on 24 GiB: 9.4 GiB in FP8 leave room for the KV cache, where two copies would not."""
+    recipe = replace(
+        Recipe(),
+        model="Qwen/Qwen3-8B",
+        path="fp8-vllm",
+        micro_batch=1,
+        optimizer="adamw_8bit",
+        gradient_checkpointing=True,
+        max_completion_tokens=512,
+    )
+    plan = fast.plan_memory(recipe, shape_of(recipe.model), 8, fp8=True, free_gib=23.0, total_gib=24.0)
+    assert 8.0 < plan.gib["engine_copy"] < 11.0
+    assert plan.gib["kv_cache"] > 0.5
+    assert plan.share == pytest.approx(sum(plan.gib.values()) / 24.0, abs=1e-3)
