@@ -365,6 +365,10 @@ def table(report: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """`rollout ...` here, `step ...` in `bench_step`; the exit code."""
     given_words = list(sys.argv[1:] if arguments is None else arguments)
+    if any(word.startswith("--gpus") for word in given_words):
+        from grpo_portable import bench_gpus
+
+        return bench_gpus.main(given_words)
     if given_words[:1] == ["step"]:
         from grpo_portable import bench_step
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from grpo_portable import quiet
 from grpo_portable.bench_memory import DevicePeak, PhasePeaks
+from grpo_portable.processes import here
 from grpo_portable.run import RunFolder, open_run, read_lines
 
 FILE = "side.json"
@@ -142,10 +143,12 @@ def _trl(run: RunFolder, peaks: PhasePeaks, seconds: list[float], tokens: list[f
 
 
 def main() -> int:
-    run = open_run(Path(sys.argv[1]))
+    mine = here()  # of several processes the first one tells
+    run = open_run(Path(sys.argv[1]), mine.rank)
     quiet.libraries()
     seen = measure(run, sys.argv[2])
-    run.write_json(FILE, seen)
+    if mine.is_main:
+        run.write_json(FILE, seen)
     return 1 if "error" in seen else 0
 
 

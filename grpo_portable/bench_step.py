@@ -8,12 +8,12 @@ the figure is the median of the others. Torch-free.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from doctor import memory
 from doctor.diagnosis import VLLM_PATHS
 from doctor.shape_files import shape_from_config
 from doctor.shapes import shape_of
-from grpo_portable import bench_memory, bench_side, launch
+from grpo_portable import bench_child, bench_memory, bench_side, launch
 from grpo_portable.bench_checkpoint import RECIPE_FILE
 from grpo_portable.errors import EngineError, GrpoPortableError, UsageError
 from grpo_portable.recipe import Recipe
@@ -73,7 +73,9 @@ def _side(name: str, recipe: Recipe, settled: memory.Settled | None) -> dict[str
     before = bench_memory.used_gib()
     with tempfile.TemporaryDirectory() as folder:
         run = create(Path(folder) / "run", recipe)
-        seen = _child([sys.executable, "-m", "grpo_portable.bench_side", str(run.path), name], run.path)
+        seen = bench_child.run(
+            [sys.executable, "-m", "grpo_portable.bench_side", str(run.path), name], run.path, LIMIT_S
+        )
         seen = run.read_json(bench_side.FILE) or seen
         longest = ((run.read_json("run.json").get("data") or {}).get("train") or {}).get("longest_prompt_tokens")
     device = seen.get("device_used_gib")
@@ -85,20 +87,6 @@ def _side(name: str, recipe: Recipe, settled: memory.Settled | None) -> dict[str
         **_figures(seen.get("seconds", [])[1:], seen.get("tokens", [])[1:]),
         "memory": bench_memory.against_ledger(ledger, seen.get("allocated_peak_gib", {}), device),
     }
-
-
-def _child(command: Sequence[str], folder: Path) -> dict[str, Any]:
-    """{} when the command ended well, else {error}: its last line, or how long it was waited for."""
-    log = folder / "side.log"
-    with log.open("w", encoding="utf-8") as out:
-        try:
-            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False)
-        except subprocess.TimeoutExpired:
-            return {"error": f"it did not end within {LIMIT_S:.0f} s"}
-    if done.returncode == 0:
-        return {}
-    said = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return {"error": f"exit code {done.returncode}: {said[-1][:500] if said else 'nothing was said'}"}
 
 
 def _ledger(recipe: Recipe, settled: memory.Settled | None, longest: int | None) -> dict[str, float] | None:
@@ -152,10 +140,32 @@ def table(report: dict[str, Any]) -> str:
 
 def random_checkpoint(shape: str, folder: Path) -> Path:
     """The recipe's file of a checkpoint with random weights, made in a process of its own so that its memory is free again."""
-    failed = _child([sys.executable, "-m", "grpo_portable.bench_checkpoint", shape, str(folder)], folder)
+    failed = bench_child.run(
+        [sys.executable, "-m", "grpo_portable.bench_checkpoint", shape, str(folder)], folder, LIMIT_S
+    )
     if failed:
         raise EngineError(f"no checkpoint of {shape} could be made", because=failed["error"])
     return folder / RECIPE_FILE
+
+
+@contextlib.contextmanager
+def checkpoint(recipe: str | None, shape: str | None) -> Iterator[str]:
+    """The recipe's name, or inside the file of one for a checkpoint with random weights. UsageError unless one is named."""
+    from grpo_portable.bench import SHAPES
+
+    if (recipe is None) == (shape is None):
+        raise UsageError("one of a recipe and --shape must be named", help="for example --shape qwen3-4b")
+    if recipe is not None:
+        yield recipe
+        return
+    if shape not in SHAPES:
+        raise UsageError(f"there is no shape `{shape}`", help=f"one of: {', '.join(SHAPES)}")
+    known = shape_from_config(SHAPES[shape], shape)
+    size = int(memory.weight_bytes(known, "bf16")) if known else 0
+    with tempfile.TemporaryDirectory(dir=place(size)) as folder:
+        model = Path(folder) / shape
+        model.mkdir()
+        yield str(random_checkpoint(shape, model))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -174,18 +184,9 @@ def main(arguments: Sequence[str]) -> int:
     settings = [*given.settings, *([f"path={given.path}"] if given.path else [])]
     sides = given.sides.split(",")
     try:
-        if (given.recipe is None) == (given.shape is None):
-            raise UsageError("one of a recipe and --shape must be named", help="for example --shape qwen3-4b")
-        if given.shape is not None and given.shape not in SHAPES:
-            raise UsageError(f"there is no shape `{given.shape}`", help=f"one of: {', '.join(SHAPES)}")
         if unknown := [name for name in sides if name not in SIDES]:
             raise UsageError(f"there is no side `{unknown[0]}`", help=f"some of: {', '.join(SIDES)}")
-        shape = shape_from_config(SHAPES[given.shape], given.shape) if given.shape else None
-        size = int(memory.weight_bytes(shape, "bf16")) if shape else 0
-        with tempfile.TemporaryDirectory(dir=place(size)) as folder:
-            model = Path(folder) / str(given.shape)
-            model.mkdir()
-            name = given.recipe or str(random_checkpoint(given.shape, model))
+        with checkpoint(given.recipe, given.shape) as name:
             prepared = launch.prepare(name, auto=True, overrides=settings, facts_file=given.facts)
             report = bench_step(prepared.settled, max(1, given.steps), sides)
     except GrpoPortableError as error:

@@ -127,7 +127,11 @@ class RunFolder:
 
     def patience(self, seconds: float, because: str) -> None:
         """Renew the heartbeat, and say that the next one may take so long, and why; the next `heartbeat` forgets it."""
-        doing = {**self.read_json(self.heartbeat_file.name), "patience_s": round(seconds, 1), "patience_because": because}
+        doing = {
+            **self.read_json(self.heartbeat_file.name),
+            "patience_s": round(seconds, 1),
+            "patience_because": because,
+        }
         write_atomically(self.heartbeat_file, json.dumps(doing), sync=False)
 
     def beat(self) -> None:

@@ -13,16 +13,15 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from doctor.privacy import clean
-from grpo_portable import ladder
+from grpo_portable import ladder, ranks_command
 from grpo_portable.errors import GrpoPortableError, Interrupted, RunFolderError, UsageError
 from grpo_portable.progress import Progress
 from grpo_portable.recipe import Recipe, load
@@ -161,19 +160,14 @@ def _start(run: RunFolder, rung: ladder.Rung, processes: int, log: Path) -> subp
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=worker_environment(rung),
+            env=ranks_command.environment(rung),
         )
 
 
 def worker_command(run: RunFolder, rung: ladder.Rung, processes: int) -> list[str]:
     """The command of one worker: accelerate's launch (`ranks.py`) around `grpo_portable.worker`."""
-    launch = [sys.executable, "-m", "grpo_portable.ranks", "--num_processes", str(processes), "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    if processes > 1:
-        launch += ["--main_process_port", "0"]  # any that is free: another run may be at work
-    if rung.path == "cpu":
-        launch += ["--cpu", "--num_cpu_threads_per_process", str(_threads(run, processes))]
-    return [*launch, "-m", "grpo_portable.worker", str(run.path)]
+    threads = _threads(run, processes) if rung.path == "cpu" else None
+    return ranks_command.of(rung, ["grpo_portable.worker", str(run.path)], threads=threads)
 
 
 def _threads(run: RunFolder, processes: int) -> int:
@@ -181,29 +175,6 @@ def _threads(run: RunFolder, processes: int) -> int:
     # the built-in model is too small to share: a second thread only waits for the first
     cores = 1 if run.recipe().model == "embedded" else (os.cpu_count() or 2)
     return int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // processes))
-
-
-def worker_environment(rung: ladder.Rung) -> dict[str, str]:
-    """This process's environment with what a worker needs; settings the user made are kept."""
-    wanted = {
-        "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin at barriers made a step ten times slower on a busy machine
-        "ACCELERATE_USE_CPU": "true" if rung.path == "cpu" else "false",
-        "PYTORCH_CUDA_ALLOC_CONF": "" if rung.path.endswith("-vllm") else "expandable_segments:True",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    }
-    return {**{k: v for k, v in wanted.items() if v}, **os.environ, **_visible(rung.gpus)}
-
-
-def _visible(gpus: Sequence[int]) -> dict[str, str]:
-    """CUDA_VISIBLE_DEVICES of a worker: the rung's GPUs, counted among those the user left visible; {} to change nothing."""
-    if not gpus:
-        return {}
-    shown = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(shown[gpu] if gpu < len(shown) else str(gpu) for gpu in gpus)}
 
 
 def _watch(worker: subprocess.Popen[bytes], run: RunFolder, limits: Limits, progress: Progress) -> int | None:

@@ -17,7 +17,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -350,9 +350,20 @@ def _card() -> tuple[float, float]:
 
 
 def bench_vllm(
-    config: Any, prompts: list[list[int]], n: int, new_tokens: int, *, rows: int, repeats: int
+    config: Any,
+    prompts: list[list[int]],
+    n: int,
+    new_tokens: int,
+    *,
+    rows: int,
+    repeats: int,
+    meet: Callable[[], None] = lambda: None,
+    several: bool = False,
 ) -> dict[str, Any]:
-    """Seconds to be ready, to a first token and for each of `repeats` rollouts, with dummy weights of the shape in `config`."""
+    """Seconds to be ready, to a first token and for each of `repeats` rollouts, with dummy weights of the shape in `config`.
+
+    `several`: of a group of processes this is one, with a vLLM of its own; `meet` is called before each measured rollout.
+    """
     from vllm import LLM, SamplingParams
 
     start = time.perf_counter()
@@ -366,11 +377,13 @@ def bench_vllm(
             max_model_len=max(map(len, prompts)) + new_tokens + 16,
             max_num_seqs=rows,
             gpu_memory_utilization=0.8,
+            **({"distributed_executor_backend": "external_launcher"} if several else {}),
         )
     ready = time.perf_counter() - start
 
     def once(tokens: int) -> float:
         wanted = SamplingParams(n=n, temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        meet()
         begin = time.perf_counter()
         outputs = engine.generate([{"prompt_token_ids": p} for p in prompts], wanted, use_tqdm=False)
         made = sum(len(one.token_ids) for request in outputs for one in request.outputs)

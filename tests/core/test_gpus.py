@@ -9,7 +9,7 @@ import pytest
 from machine_cases import CU130, OK, card, machine, torch
 
 from doctor.facts import Facts, facts_from_json
-from grpo_portable import announce, gpus, planning, supervise
+from grpo_portable import announce, gpus, planning, ranks_command, supervise
 from grpo_portable.errors import UsageError
 from grpo_portable.ladder import Rung
 from grpo_portable.recipe import Recipe
@@ -132,6 +132,6 @@ def test_a_worker_sees_its_gpus_alone(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    environment = supervise.worker_environment(Rung("bf16-hf", 8, 64, gpus=gpus, processes=max(1, len(gpus))))
+    environment = ranks_command.environment(Rung("bf16-hf", 8, 64, gpus=gpus, processes=max(1, len(gpus))))
     assert environment.get("CUDA_VISIBLE_DEVICES") == (shown if gpus else visible)
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"

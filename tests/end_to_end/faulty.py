@@ -31,7 +31,7 @@ import pytest
 import standin_vllm
 import tiny
 
-from grpo_portable import engines, ladder, run, supervise, worker
+from grpo_portable import engines, ladder, ranks_command, run, supervise, worker
 from grpo_portable.errors import GrpoPortableError
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import vllm
@@ -132,7 +132,7 @@ def _launcher(folder: Path, rung: ladder.Rung, log: Path, put_in: PutIn) -> None
         code = 99
         try:
             sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-            os.environ.update(supervise.worker_environment(rung))
+            os.environ.update(ranks_command.environment(rung))
             on_the_cpu()
             put_in(folder)
             code = worker.main([str(folder)])

@@ -1,0 +1,205 @@
+"""The same work on one GPU and on several: `bench rollout --gpus 0,1` and `bench step --gpus 0,1`, one table each.
+
+The global batch is the same on any number of GPUs: the same questions, the same completions, the same lengths. A rollout's
+seconds are those from the moment all processes are ready until the last one has ended; a step's are those of the run's own
+metrics, meeting points included. Torch-free: every number of GPUs is measured in processes of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from grpo_portable import bench_child, bench_rank, bench_side, gpus, launch, ranks_command
+from grpo_portable.bench import SHAPES, Workload
+from grpo_portable.errors import GrpoPortableError, UsageError
+from grpo_portable.ladder import Rung
+from grpo_portable.recipe import Recipe
+from grpo_portable.run import create
+
+LIMIT_S = 900.0
+
+
+def bench_rollout(shape: str, engine: str, work: Workload, counts: Sequence[Rung], repeats: int) -> dict[str, Any]:
+    """{shape, engine, workload, device, torch, on: [{gpus, processes, tok_s, seconds, ready_s, notes} or {..., error}],
+    times: tok_s of the last over the first}. `counts`: a rung for each number of GPUs, of which path, gpus, processes count.
+    """
+    on = []
+    for rung in counts:
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            task = {"shape": shape, "engine": engine, "workload": asdict(work), "repeats": repeats, "path": rung.path}
+            (folder / bench_rank.TASK).write_text(json.dumps(task), encoding="utf-8")
+            on.append(_measured(rung, ["grpo_portable.bench_rank", place], folder, folder / bench_rank.FILE))
+    tokens = work.prompts * work.group * work.new_tokens
+    for seen in on:
+        if "seconds" in seen:
+            seen["tok_s"] = round(tokens / statistics.median(seen["seconds"]), 1)
+    return {"what": "rollout", "shape": shape, "engine": engine, "workload": asdict(work), **_joint(on, "tok_s")}
+
+
+def bench_step(recipes: Sequence[tuple[Rung, Recipe]], steps: int) -> dict[str, Any]:
+    """{model, path, step, device, torch, on: [{gpus, processes, micro_batch, rollout_rows, seconds, seconds_median, tok_s}
+    or {..., error}], times: seconds of the first over the last}. Each recipe is settled for its rung; one step warms up.
+    """
+    on = []
+    for rung, settled in recipes:
+        recipe = replace(settled, steps=steps + 1, warmup_steps=0, bootstrap_epochs=0.0, save_every=10**6, report_to=())
+        with tempfile.TemporaryDirectory() as place:
+            run = create(Path(place) / "run", recipe)
+            run.write_json("rung.json", {"micro_batch": rung.micro_batch})
+            module = ["grpo_portable.bench_side", str(run.path), "ours"]
+            seen = _measured(rung, module, run.path, run.path / bench_side.FILE)
+        seconds, tokens = seen.pop("seconds", [])[1:], seen.pop("tokens", [])[1:]
+        if seconds:
+            seen |= {
+                "seconds": [round(s, 3) for s in seconds],
+                "seconds_median": round(statistics.median(seconds), 3),
+                "tok_s": round(sum(tokens) / sum(seconds), 1),
+            }
+        on.append({**seen, "micro_batch": rung.micro_batch, "rollout_rows": recipe.rollout_rows})
+    first = recipes[0][1]
+    return {
+        "what": "step",
+        "model": Path(first.model).name if Path(first.model).exists() else first.model,
+        "path": first.path,
+        "step": {
+            "questions": first.prompts_per_step,
+            "group": first.group_size,
+            "longest_completion": first.max_completion_tokens,
+        },
+        **_joint(on, "seconds_median"),
+    }
+
+
+def _measured(rung: Rung, module: Sequence[str], folder: Path, file: Path) -> dict[str, Any]:
+    """What the first of the rung's processes wrote into `file`, or {error}; with the GPUs it was on."""
+    command = ranks_command.of(rung, module, threads=1)
+    failed = bench_child.run(command, folder, LIMIT_S, ranks_command.environment(rung))
+    seen = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    kept = ("seconds", "tokens", "ready_s", "notes", "device", "torch", "error", "rollout_s")
+    return {
+        "gpus": list(rung.gpus),
+        "processes": rung.processes,
+        **(failed if not seen else {}),
+        **{key: seen[key] for key in kept if key in seen},
+    }
+
+
+def _joint(on: list[dict[str, Any]], figure: str) -> dict[str, Any]:
+    first, last = on[0].get(figure), on[-1].get(figure)
+    times = None
+    if first and last:
+        times = round(last / first if figure == "tok_s" else first / last, 3)
+    about = next((seen for seen in on if "torch" in seen), {})
+    return {
+        "device": about.get("device"),
+        "torch": about.get("torch"),
+        "on": [{k: v for k, v in seen.items() if k not in ("device", "torch")} for seen in on],
+        "times": times,
+    }
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The report as a few lines of text."""
+    if report["what"] == "rollout":
+        work = report["workload"]
+        head = (
+            f"{report['shape']} on {report['device']}, torch {report['torch']}, {report['engine']}: {work['prompts']} x "
+            f"{work['group']} completions of {work['new_tokens']} tokens"
+        )
+    else:
+        step = report["step"]
+        head = (
+            f"{report['model']} on {report['device']}, path {report['path']}, torch {report['torch']}: {step['questions']} x "
+            f"{step['group']} completions of at most {step['longest_completion']} tokens"
+        )
+    lines = [head, f"{'GPUs':<8}{'s':>10}{'tok/s':>12}"]
+    for seen in report["on"]:
+        if "error" in seen:
+            lines.append(f"{seen['processes']:<8}{seen['error']}")
+        elif "tok_s" in seen:
+            lines.append(f"{seen['processes']:<8}{statistics.median(seen['seconds']):>10.2f}{seen['tok_s']:>12,.0f}")
+    return "\n".join([*lines, *([f"{report['times']:.2f} times as fast"] if report["times"] else [])])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`rollout ...` or `step ...` with --gpus; the exit code."""
+    given = _parser().parse_args(arguments)
+    try:
+        wanted = gpus.parsed(given.gpus) or ()
+        if len(wanted) < 2:
+            raise UsageError("--gpus names at least two here", help="for example --gpus 0,1")
+        report = _rollout(given, wanted) if given.what == "rollout" else _step(given, wanted)
+    except GrpoPortableError as error:
+        print("\n".join(error.lines()))
+        return error.exit_code
+    print(json.dumps(report, indent=1) if given.json else table(report))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="grpo-portable bench", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=["rollout", "step"])
+    parser.add_argument("recipe", nargs="?", help="of a step: a recipe's name or file; or give --shape")
+    parser.add_argument("--gpus", required=True, help="the first of them alone, then all of them: 0,1")
+    parser.add_argument("--shape", help=f"random weights of this shape: {', '.join(SHAPES)}")
+    parser.add_argument("--engines", default="portable", help="of a rollout: portable, portable-fp8 or vllm")
+    parser.add_argument("--path", help="of a step: as `path` of a recipe; the best one by default")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--facts", help="plan by a saved look at this machine (grpo-doctor --save-facts)")
+    parser.add_argument("--steps", type=int, default=2, help="measured steps, after one to warm up")
+    parser.add_argument("--repeats", type=int, default=3, help="measured rollouts, after one to warm up")
+    for name, default in (
+        ("prompts", 64),
+        ("group", 16),
+        ("prompt-tokens", 128),
+        ("new-tokens", 256),
+        ("lora-rank", 32),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rows", type=int, default=256, help="of a rollout: completions each GPU generates at once")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def _rollout(given: argparse.Namespace, wanted: tuple[int, ...]) -> dict[str, Any]:
+    shape = given.shape or "qwen3-4b"
+    if shape not in SHAPES:
+        raise UsageError(f"there is no shape `{shape}`", help=f"one of: {', '.join(SHAPES)}")
+    if given.prompts % len(wanted):
+        raise UsageError(f"{given.prompts} prompts cannot be shared by {len(wanted)} GPUs evenly")
+    work = Workload(
+        given.prompts, given.group, given.prompt_tokens, given.new_tokens, rows=given.rows, lora_rank=given.lora_rank
+    )
+    counts = [Rung("bf16-hf", 1, given.rows, gpus=part, processes=len(part)) for part in (wanted[:1], wanted)]
+    return bench_rollout(shape, given.engines, work, counts, given.repeats)
+
+
+def _step(given: argparse.Namespace, wanted: tuple[int, ...]) -> dict[str, Any]:
+    from grpo_portable.bench_step import checkpoint
+
+    settings = [*given.settings, *([f"path={given.path}"] if given.path else [])]
+    with checkpoint(given.recipe, given.shape) as name:
+        recipes = []
+        for part in (wanted[:1], wanted):
+            prepared = launch.prepare(name, auto=True, overrides=settings, facts_file=given.facts, gpus=part)
+            recipe, taken = prepared.settled.recipe, prepared.diagnosis.plan.gpus
+            if len(taken) < len(part):
+                raise UsageError(f"{len(part)} GPUs cannot share {recipe.prompts_per_step} questions a step evenly")
+            mine = recipe.prompts_per_step * recipe.group_size // len(taken)
+            micro_batch = math.gcd(int(recipe.micro_batch), mine)
+            recipes.append(
+                (
+                    Rung(str(recipe.path), micro_batch, int(recipe.rollout_rows), gpus=taken, processes=len(taken)),
+                    recipe,
+                )
+            )
+        return bench_step(recipes, max(1, given.steps))

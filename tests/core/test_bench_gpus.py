@@ -1,0 +1,42 @@
+"""One card beside several: the same global batch, measured in processes of its own; here two processes on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from grpo_portable import bench_gpus, catalogue
+from grpo_portable.bench import Workload
+from grpo_portable.ladder import Rung
+from grpo_portable.recipe import load
+
+ONE, TWO = Rung("cpu", 4, 4), Rung("cpu", 4, 4, processes=2)
+SMALL = ["path=cpu", "prompts_per_step=2", "group_size=4", "micro_batch=4", "rollout_rows=4", "eval_limit=4"]
+SMALL += ["train_limit=32", "optimizer=adamw", "eval_data=arithmetic", "max_completion_tokens=24"]
+
+
+def test_a_rollout_on_one_and_on_two() -> None:
+    work = Workload(prompts=4, group=2, prompt_tokens=8, new_tokens=16, rows=4, lora_rank=4)
+    report = bench_gpus.bench_rollout("tiny", "portable", work, [ONE, TWO], repeats=2)
+    assert [seen["processes"] for seen in report["on"]] == [1, 2], report
+    for seen in report["on"]:
+        assert len(seen["seconds"]) == 2
+        middle = sum(seen["seconds"]) / 2
+        assert abs(seen["tok_s"] - 4 * 2 * 16 / middle) < 0.01 * seen["tok_s"], "all tokens of both, by the slower one"
+    assert report["times"] == round(report["on"][1]["tok_s"] / report["on"][0]["tok_s"], 3)
+    assert "times as fast" in bench_gpus.table(report)
+
+
+def test_a_step_on_one_and_on_two() -> None:
+    recipe = load(catalogue.find("arithmetic-embedded"), SMALL)
+    report = bench_gpus.bench_step([(ONE, recipe), (TWO, recipe)], steps=2)
+    assert [len(seen.get("seconds", [])) for seen in report["on"]] == [2, 2], report
+    assert report["times"] == round(report["on"][0]["seconds_median"] / report["on"][1]["seconds_median"], 3)
+    assert "2 x 4 completions" in bench_gpus.table(report)
+
+
+def test_a_number_of_gpus_that_fails_has_its_error_and_the_other_its_figures() -> None:
+    recipe = load(catalogue.find("arithmetic-embedded"), SMALL)
+    report = bench_gpus.bench_step([(ONE, recipe), (replace(TWO, processes=3), recipe)], steps=1)
+    assert "error" in report["on"][1] and report["on"][0]["seconds_median"] > 0
+    assert report["times"] is None
+    assert report["on"][1]["error"] in bench_gpus.table(report)
