@@ -224,7 +224,7 @@ def settle(
 def _kinds(path: str, smallest: Setting) -> list[Setting]:
     """How the path keeps its weights, best first."""
     kinds = {
-        "fp8-vllm": [replace(smallest, engine="vllm", copy="fp8")],
+        "fp8-vllm": [replace(smallest, engine="vllm", copy="fp8", base="fp8" if smallest.shared else "bf16")],
         "bf16-vllm": [replace(smallest, engine="vllm")],
         "fp16-vllm": [replace(smallest, base="fp16", engine="vllm")],
         "fp8-hf": [replace(smallest, copy="fp8")],

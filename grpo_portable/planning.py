@@ -19,7 +19,7 @@ from grpo_portable.ladder import CPU_PARAMETERS_LIMIT
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.available import unserved
 from grpo_portable.rollout.vllm_settings import block_refusal
-from grpo_portable.settle import Settled, settle
+from grpo_portable.settle import UNSLOTH_PASSED_OVER, Settled, settle
 
 
 def plan(
@@ -37,21 +37,35 @@ def plan(
     `can_run`: what this installation has engines for (`rollout.available.unavailable`); left out for a machine that is not
     this one, where only what the recipe asks of the engines counts.
     """
-    diagnosis = gpus.on_gpus(recipe, diagnose(facts, shape_name(recipe), **sizes(recipe)), asked)
-    settled = settle(
-        recipe,
-        diagnosis,
-        auto=auto,
-        can_run={**(can_run or unserved(recipe)), **_blocks(recipe), **_not_on_a_cpu(recipe)},
-        ledger_of=lambda path: ledger_of(recipe, diagnosis, path),
-        processes=lambda path: gpus.processes(diagnosis, path),
-    )
+
+    def planned(recipe: Recipe) -> tuple[Settled, Diagnosis]:
+        diagnosis = on_gpus(recipe, facts, asked)
+        settled = settle(
+            recipe,
+            diagnosis,
+            auto=auto,
+            can_run={**(can_run or unserved(recipe)), **_blocks(recipe), **_not_on_a_cpu(recipe)},
+            ledger_of=lambda path: ledger_of(recipe, diagnosis, path),
+            processes=lambda path: gpus.processes(diagnosis, path),
+        )
+        return settled, diagnosis
+
+    settled, diagnosis = planned(recipe)
+    if recipe.backend == "unsloth" and settled.recipe.backend == "plain":  # no weights are shared: another memory
+        why = [reason for reason in settled.reasons if reason.startswith(UNSLOTH_PASSED_OVER)]
+        settled, diagnosis = planned(replace(recipe, backend="plain"))
+        settled = replace(settled, reasons=(*settled.reasons, *why))
     return settled, diagnosis
 
 
-def on_gpus(recipe: Recipe, facts: Facts, asked: tuple[int, ...]) -> Diagnosis:
+def on_gpus(recipe: Recipe, facts: Facts, asked: tuple[int, ...] | None) -> Diagnosis:
     """The diagnosis with the GPUs that were asked for in its plan. UsageError for ones that cannot be had together."""
-    return gpus.on_gpus(recipe, diagnose(facts, shape_name(recipe), **sizes(recipe)), asked)
+    return gpus.on_gpus(recipe, diagnose(facts, shape_name(recipe), **sizes(recipe), shared=_shared(recipe)), asked)
+
+
+def _shared(recipe: Recipe) -> bool:
+    """Whether policy and vLLM lie on one copy of the weights."""
+    return recipe.backend == "unsloth"
 
 
 def sizes(recipe: Recipe, processes: int = 1) -> dict[str, Any]:
@@ -90,7 +104,7 @@ def ledger_of(recipe: Recipe, diagnosis: Diagnosis, path: str) -> memory.Settled
     free = free if chosen else free[:1]
     have = facts.host.ram_gib if path == "cpu" else min((gib for gib in free if gib is not None), default=None)
     count = gpus.processes(diagnosis, path)
-    return _as_pinned(recipe, shape, memory.settle(shape, path, have, **sizes(recipe, count)))
+    return _as_pinned(recipe, shape, memory.settle(shape, path, have, **sizes(recipe, count), shared=_shared(recipe)))
 
 
 def _as_pinned(recipe: Recipe, shape: Shape, free: memory.Settled) -> memory.Settled:

@@ -19,6 +19,7 @@ from grpo_portable.recipe import Recipe, check
 # Walls of speed alone: who names the path gets it, to measure it for instance.
 INSISTED = frozenset({"FP8-HF-UNPROVEN"})
 UNSLOTH_WALLS = ("LOCK-UNSLOTH", "LOCK-UNSLOTH-VLLM", "PAIR-ZOO-WARMUP", "PAIR-TOOL-MASK")
+UNSLOTH_PASSED_OVER = "the Unsloth backend is passed over"
 UNSLOTH_FP8 = (9, 0)  # unsloth/models/loader_utils.py: _get_fp8_mode_and_check_settings
 UNKNOWN_MICRO_BATCH, UNKNOWN_ROWS = 4, 64  # where the model's shape is not known
 
@@ -60,7 +61,7 @@ def settle(
         reasons.append(
             "DoRA de-quantises every base weight in every forward pass: expect slow updates on 4-bit weights"
         )
-    backend, why = _backend(recipe, path, diagnosis, auto=auto)
+    backend, why = _backend(recipe, path, diagnosis, processes(path), auto=auto)
     reasons += why
     settled = replace(
         recipe, path=path, backend=backend, eval_data=recipe.data if recipe.eval_data == "auto" else recipe.eval_data
@@ -71,7 +72,7 @@ def settle(
     return Settled(settled, tuple(reasons), ledger)
 
 
-def _backend(recipe: Recipe, path: str, diagnosis: Diagnosis, *, auto: bool) -> tuple[str, list[str]]:
+def _backend(recipe: Recipe, path: str, diagnosis: Diagnosis, processes: int, *, auto: bool) -> tuple[str, list[str]]:
     """Who holds the policy and samples from it, and the reasons. PathClosed when Unsloth was asked for and cannot be had.
 
     Unsloth is never chosen by itself: it changes libraries in the process and holds them to older versions, and what it saves,
@@ -83,6 +84,8 @@ def _backend(recipe: Recipe, path: str, diagnosis: Diagnosis, *, auto: bool) -> 
     if recipe.backend != "unsloth":
         return "plain", []
     why_not = unsloth_refusal(recipe, path, diagnosis)
+    if why_not is None and processes > 1:
+        why_not = f"it is arranged for one GPU, and {processes} share this run; name one with --gpus"
     if why_not is None:
         return "unsloth", [
             "the weights are shared between vLLM and the trainer by Unsloth; if it fails, each has its own"
@@ -91,7 +94,7 @@ def _backend(recipe: Recipe, path: str, diagnosis: Diagnosis, *, auto: bool) -> 
         raise PathClosed(
             "the Unsloth backend cannot run here", because=why_not, help="set backend to plain, or see `grpo-doctor`"
         )
-    return "plain", [f"the Unsloth backend is passed over: {why_not}"]
+    return "plain", [f"{UNSLOTH_PASSED_OVER}: {why_not}"]
 
 
 def unsloth_refusal(recipe: Recipe, path: str, diagnosis: Diagnosis) -> str | None:

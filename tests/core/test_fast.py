@@ -295,9 +295,9 @@ def machine(**packages: str) -> Any:
     return facts_from_json(saved)
 
 
-def planned(facts: Any, *, auto: bool = True, **changes: Any) -> Any:
+def planned(facts: Any, *, auto: bool = True, asked: tuple[int, ...] | None = None, **changes: Any) -> Any:
     wanted = {"model": "Qwen/Qwen3-4B", "data": "openai/gsm8k", "backend": "unsloth", **changes}
-    return planning.plan(replace(Recipe(), **wanted), facts, auto=auto)[0]
+    return planning.plan(replace(Recipe(), **wanted), facts, auto=auto, asked=asked)[0]
 
 
 def test_it_runs_where_its_locks_hold() -> None:
@@ -326,6 +326,22 @@ def test_where_they_do_not_hold_auto_goes_on_without_and_says_so(
     if why is not None:
         with pytest.raises(PathClosed, match=why):
             planned(machine(**packages), auto=False, path="fp8-vllm", **changes)
+
+
+def test_memory_is_planned_for_one_copy_where_it_runs_and_for_two_where_it_does_not() -> None:
+    """Qwen3-4B's linear weights (3.63 G) and the rest in 16 bit: once in FP8, or 16-bit ones beside an FP8 copy."""
+    shared, apart = planned(machine()).ledger, planned(machine(trl="1.16.0")).ledger
+    assert shared.setting.base == "fp8" and "engine_copy" not in shared.ledger
+    assert apart.setting.base == "bf16" and apart.ledger["engine_copy"] == pytest.approx(shared.ledger["weights"])
+    assert apart.ledger["weights"] / shared.ledger["weights"] == pytest.approx(1.82, abs=0.02)  # 8.04 against 4.41 GB
+
+
+def test_two_gpus_go_without_it() -> None:
+    facts = machine()
+    twice = replace(facts, gpus=(*facts.gpus, replace(facts.gpus[0], index=1)))
+    settled = planned(twice, asked=(0, 1))
+    assert settled.recipe.backend == "plain" and any("2 share this run" in reason for reason in settled.reasons)
+    assert planned(twice, asked=(1,)).recipe.backend == "unsloth"
 
 
 def test_an_import_that_failed_is_told_in_its_words() -> None:
