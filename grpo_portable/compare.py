@@ -12,11 +12,13 @@ from typing import Any
 
 from grpo_portable import scoring, stats, windows
 from grpo_portable.errors import DataError, RunFolderError
-from grpo_portable.markdown import table
+from grpo_portable.markdown import letters, shorten, table, wrapped
 from grpo_portable.report_setting import duration
 from grpo_portable.run import RunFolder, read_lines
 from grpo_portable.verdict import p_text, percent, points, span
 
+WIDTH = 80
+NAME_WIDTH, MODEL_WIDTH = 7, 26  # of a column: wider names get letters, wider models are cut in the middle
 ASKED_BY = (  # recipe fields that change how a question is put or read; if they differ, more than the models differs
     "system_prompt", "prompt_template", "chat_template", "enable_thinking", "few_shot", "answer_style",
     "max_completion_tokens", "max_prompt_tokens", "stop",
@@ -76,17 +78,18 @@ class Comparison:
         return f"`{b}` answers {word} of {strict['n']:,} questions rightly than `{a}` ({numbers})."
 
     def to_text(self) -> str:
-        """The comparison for a terminal, in markdown."""
-        lines = [self.sentence(), "", *_results(self), "", *_costs(self)]
+        """The comparison for a terminal of 80 columns, in markdown."""
+        short, legend = letters([_named(side) for side in (self.a, self.b)], NAME_WIDTH)
+        lines = [self.sentence(), "", *legend, *([""] if legend else [])]
+        lines += [*_results(self, short), "", _counts(self, short), "", *_costs(self, short)]
         if self.gains:
-            lines += ["", _gains_text(self)]
+            lines += ["", _gains_text(self, short)]
         if self.differs:
             lines += ["", "the recipes differ in"]
             lines += [f"- {key}: {_short(was)} → {_short(now)}" for key, (was, now) in self.differs.items()]
-        lines += [
-            f"\n{word}: {text}" for word, texts in (("warning", self.warnings), ("note", self.notes)) for text in texts
-        ]
-        return "\n".join(lines)
+        for word, texts in (("warning", self.warnings), ("note", self.notes)):
+            lines += [line for text in texts for line in ("", f"{word}: {text}")]
+        return "\n".join(wrapped(lines, WIDTH))
 
 
 def compare(run_a: RunFolder, run_b: RunFolder) -> Comparison:
@@ -199,11 +202,11 @@ def _differs(run_a: RunFolder, run_b: RunFolder) -> dict[str, tuple[Any, Any]]:
     return {key: (a[key], b[key]) for key in a if a[key] != b[key]}
 
 
-def _results(c: Comparison) -> list[str]:
-    head = ["", f"{c.a.name}, {c.a.stage}", f"{c.b.name}, {c.b.stage}", "delta, points", "95 % interval", "exact p"]
+def _results(c: Comparison, short: list[str]) -> list[str]:
+    head = ["", *short, "points", "95 % interval", "exact p"]
     blocks = [("strict", c.strict), ("lenient", c.lenient)]
     if c.both_answered:
-        blocks.append((f"strict, where both gave an answer ({c.both_answered['n']})", c.both_answered))
+        blocks.append(("if both answered", c.both_answered))
     rows = [
         [
             name,
@@ -215,25 +218,35 @@ def _results(c: Comparison) -> list[str]:
         ]
         for name, block in blocks
     ]
+    return table(head, rows, right=range(1, 6))
+
+
+def _counts(c: Comparison, short: list[str]) -> str:
+    a, b = short
     found = c.strict["counts"]
     counts = (
-        f"right in both {found['both']}, only in {c.b.name} {found['gained']}, only in {c.a.name} {found['lost']}, "
+        f"right in both {found['both']}, only in {b} {found['gained']}, only in {a} {found['lost']}, "
         f"in neither {found['neither']}"
     )
     least = c.strict["smallest_detectable"]
     power = f"; a delta of {points(least, sign=False)} points would be shown four times in five" if least else ""
-    return [*table(head, rows, right=range(1, 6)), "", counts + power]
+    both = f"; both gave an answer to {c.both_answered['n']:,}" if c.both_answered else ""
+    return counts + both + power
 
 
-def _costs(c: Comparison) -> list[str]:
+def _named(side: Side) -> str:
+    return side.name if side.stage == "tuned" else f"{side.name}, {side.stage}"
+
+
+def _costs(c: Comparison, short: list[str]) -> list[str]:
     columns = [_cost_cells(side) for side in (c.a, c.b)]
     rows = [[name, columns[0][name], columns[1][name]] for name in columns[0]]
-    return table(["", c.a.name, c.b.name], [row for row in rows if row[1:] != ["-", "-"]], right=(1, 2))
+    return table(["", *short], [row for row in rows if row[1:] != ["-", "-"]], right=(1, 2))
 
 
 def _cost_cells(side: Side) -> dict[str, str]:
     return {
-        "model": side.model,
+        "model": shorten(side.model.rsplit("/", 1)[-1], MODEL_WIDTH, keep_end=True),
         "path": side.path,
         "steps": str(side.steps),
         "seconds a step": _number(side.step_s, "{:.2f}"),
@@ -243,11 +256,11 @@ def _cost_cells(side: Side) -> dict[str, str]:
     }
 
 
-def _gains_text(c: Comparison) -> str:
-    gains = c.gains or {}
+def _gains_text(c: Comparison, short: list[str]) -> str:
+    (a, b), gains = short, c.gains or {}
     word = stats.verdict(gains["delta"], tuple(gains["interval"]), gains["p"])
     return (
-        f"over its own base {c.a.name} gained {points(gains['a'])} points, {c.b.name} {points(gains['b'])}: "
+        f"over its own base {a} gained {points(gains['a'])} points, {b} {points(gains['b'])}: "
         f"{points(gains['delta'])} points apart, 95 % interval {span(gains['interval'], sign=True)}, {word}"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Container, Iterable, Sequence
 
 
@@ -17,6 +18,28 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Container[i
         + " |"
         for row in (cells[0], rule, *cells[1:])
     ]
+
+
+def letters(names: Sequence[str], most: int) -> tuple[list[str], list[str]]:
+    """Names as they are while none is longer than `most`; else a, b, ... for columns, and the lines that say whose they are."""
+    if max(map(len, names), default=0) <= most:
+        return list(names), []
+    short = [chr(ord("a") + i) if i < 26 else f"r{i + 1}" for i in range(len(names))]
+    return short, [f"{letter}: {name}" for letter, name in zip(short, names, strict=True)]
+
+
+def wrapped(lines: Iterable[str], width: int) -> list[str]:
+    """Lines broken at `width` columns; rows of tables stay whole, and what follows a list's dash is indented."""
+    broken: list[str] = []
+    for line in lines:
+        if line.startswith("|") or len(line) <= width:
+            broken.append(line)
+        else:
+            indent = "  " if line.startswith("- ") else ""
+            broken += textwrap.wrap(
+                line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
+    return broken
 
 
 def code(text: str) -> str:

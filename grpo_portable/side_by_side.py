@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
 from grpo_portable import scoring, stats, windows
-from grpo_portable.markdown import table
+from grpo_portable.markdown import letters, table, wrapped
 from grpo_portable.run import RunFolder, read_lines
 from grpo_portable.verdict import p_text, percent, points, span
 
@@ -29,6 +29,8 @@ PAIRED_BY = (
     "prompt_percentile",
 )
 FP8_COPY = {"fp8-hf": "FP8, one scale an output row"}  # the portable engine's, which has no details of its own
+WIDTH = 80
+NAME_WIDTH = 12  # of a run's column; longer names, or more runs than fit so, get letters
 ENDS = 10  # the first and last tenth of the steps are averaged for a reward's start and end
 
 
@@ -76,16 +78,14 @@ class SideBySide:
         return {"schema": scoring.SCHEMA, **asdict(self)}
 
     def to_text(self) -> str:
-        """Markdown tables that also read as plain text."""
-        parts = [
-            _memory(self.rows),
-            _time(self.rows),
-            _answers(self.rows),
-            _reward(self.rows),
-            _windows(self.curves),
-        ]
+        """Markdown tables that also read as plain text in 80 columns, as long as there are at most seven runs."""
+        most = min(NAME_WIDTH, (WIDTH - 17) // len(self.rows) - 3)  # beside the column of steps
+        short, legend = letters([row.name for row in self.rows], most)
+        rows = [replace(row, name=name) for row, name in zip(self.rows, short, strict=True)]
+        curves = dict(zip(short, self.curves.values(), strict=True))
+        parts = [legend, _memory(rows), _time(rows), _answers(rows), _reward(rows), _windows(curves)]
         lines = [line for part in parts if part for line in (*part, "")]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]).rstrip()
+        return "\n".join(wrapped([*lines, *(f"note: {note}" for note in self.notes)], WIDTH)).rstrip()
 
 
 def side_by_side(runs: Sequence[RunFolder]) -> SideBySide:
@@ -219,18 +219,23 @@ def _notes(runs: Sequence[RunFolder], names: Sequence[str]) -> list[str]:
 def _memory(rows: Sequence[Row]) -> list[str]:
     head = ["memory, GiB", "sampled with", "policy", "engine", "KV cache", "peak"]
     cells = [
-        [r.name, r.sampler, *(_number(v, 2) for v in (r.policy_gib, r.engine_gib, r.kv_gib, r.peak_gib))] for r in rows
+        [
+            r.name,
+            r.sampler.replace("one scale an ", "per ").replace("one scale a ", "per "),
+            *(_number(v, 2) for v in (r.policy_gib, r.engine_gib, r.kv_gib, r.peak_gib)),
+        ]
+        for r in rows
     ]
     return table(head, cells, right=range(2, 6)) if any(r.peak_gib is not None for r in rows) else []
 
 
 def _time(rows: Sequence[Row]) -> list[str]:
-    head = ["median step, s", "step", "rollout", "update", "rollout share", "tokens/s", "engine start"]
+    head = ["median step, s", "step", "rollout", "update", "rollout %", "tokens/s", "start"]
     cells = [
         [
             r.name,
             *(_number(v, 2) for v in (r.step_s, r.rollout_s, r.update_s)),
-            "-" if not r.step_s or r.rollout_s is None else f"{100 * r.rollout_s / r.step_s:.0f} %",
+            "-" if not r.step_s or r.rollout_s is None else f"{100 * r.rollout_s / r.step_s:.0f}",
             "-" if r.tokens_per_s is None else f"{r.tokens_per_s:,.0f}",
             _number(r.start_s, 1),
         ]
@@ -240,7 +245,7 @@ def _time(rows: Sequence[Row]) -> list[str]:
 
 
 def _answers(rows: Sequence[Row]) -> list[str]:
-    head = ["strict accuracy", "before", "after", "against first, points", "exact p", "format"]
+    head = ["strict accuracy", "before", "after", "against first", "exact p", "format"]
     cells = [
         [
             r.name,

@@ -58,7 +58,7 @@ def test_gain_over_gain(tmp_path):
     c = compare(*two(tmp_path, ["right"] * 20 + ["wrong"] * 20, ["right"] * 30 + ["wrong"] * 10, base))
     assert (c.gains["a"], c.gains["b"], c.gains["delta"]) == (0.25, 0.5, 0.25)
     assert c.gains["p"] == stats.mcnemar_exact(10, 0)
-    assert "gained +25.0 points, fp8 +50.0: +25.0 points apart" in c.to_text()
+    assert "gained +25.0 points, fp8 +50.0: +25.0 points apart" in c.to_text().replace("\n", " ")
 
 
 def test_what_the_runs_did_differently(tmp_path):
@@ -113,8 +113,22 @@ def test_json_holds_the_same(tmp_path):
     assert found["differs"]["learning_rate"] == [5e-6, 1e-5]
 
 
+def test_long_names_get_letters_and_the_page_fits_a_terminal(tmp_path):
+    runs = []
+    for name in ("gsm8k-smollm2-135m-20261130-053012", "gsm8k-smollm2-135m-20261130-061533"):
+        answers = ["right"] * 30 + ["wrong"] * 10
+        run = run_folders.make_run(tmp_path / name, n=0, steps=12, stages=(), system_prompt=name + " Solve it. " * 9)
+        run_folders.write_answers(run, "base", answers)
+        run_folders.write_answers(run, "tuned", answers)
+        runs.append(run)
+    text = compare(*runs).to_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "a: gsm8k-smollm2-135m-20261130-053012\n" in text
+    assert "|      a |      b | points |" in text
+
+
 def test_text_reads_as_plain_text(tmp_path):
     lines = compare(*two(tmp_path, ["right"] * 30 + ["wrong"] * 10, ["right"] * 40)).to_text().splitlines()
-    assert max(map(len, lines)) < 200
-    assert any("only in fp8 10, only in bf16 0" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+    assert "only in fp8 10, only in bf16 0" in " ".join(lines)
     assert any(line.startswith("| seconds a step") for line in lines)

@@ -89,7 +89,7 @@ def test_memory_is_what_the_run_counted(three: list[RunFolder]) -> None:
     row = side_by_side(three).rows[1]
     assert (row.policy_gib, row.engine_gib, row.kv_gib, row.peak_gib) == (0.25, 0.15, 1.5, 5.5)
     text = side_by_side(three).to_text()
-    line = next(line for line in text.splitlines() if "FP8, one scale a tensor" in line)
+    line = next(line for line in text.splitlines() if "FP8, per tensor" in line)
     assert [cell.strip() for cell in line.split("|")[3:-1]] == ["0.25", "0.15", "1.50", "5.50"]
 
 
@@ -123,6 +123,22 @@ def test_without_matplotlib_the_tables_are_still_told(
     told = CliRunner().invoke(app, ["compare", *(str(run.path) for run in three), "--chart", str(tmp_path / "c.png")])
     assert "| strict accuracy" in told.stdout
     assert isinstance(told.exception, UsageError)
+
+
+def test_the_tables_fit_a_terminal_whatever_the_runs_are_called(tmp_path: Path) -> None:
+    runs = []
+    for number in range(7):
+        run = made(tmp_path / f"dapo-llama-3.2-1b-fp8-2026113{number}-053012", [1.0, 2.0, 3.0], ["right"] * 300)
+        held = {"policy": 12.25, "trained": 0.07, "engine_weights": 10.15, "engine_kv_cache": 21.5}
+        details = {"weights": "FP8, one scale a 128x128 block", "start_s": 123.4}
+        run.update_json("run.json", held_gib=held, peak_memory_gib=65.5, engine_details=details)
+        runs.append(run)
+    text = side_by_side(runs).to_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "g: dapo-llama-3.2-1b-fp8-20261136-053012" in text
+    assert "| a    |" in text or "| a " in text
+    three_short = side_by_side(runs[:1] + [made(tmp_path / n, [1.0], ["right"]) for n in ("x", "y")])
+    assert "c: y" in three_short.to_text()
 
 
 def test_windows_of_reward_stand_in_columns(three: list[RunFolder]) -> None:
