@@ -61,7 +61,7 @@ def settle(
         reasons.append(
             "DoRA de-quantises every base weight in every forward pass: expect slow updates on 4-bit weights"
         )
-    backend, why = _backend(recipe, path, diagnosis, processes(path), auto=auto)
+    backend, why = _backend(recipe, path, diagnosis, auto=auto)
     reasons += why
     settled = replace(
         recipe, path=path, backend=backend, eval_data=recipe.data if recipe.eval_data == "auto" else recipe.eval_data
@@ -72,7 +72,7 @@ def settle(
     return Settled(settled, tuple(reasons), ledger)
 
 
-def _backend(recipe: Recipe, path: str, diagnosis: Diagnosis, processes: int, *, auto: bool) -> tuple[str, list[str]]:
+def _backend(recipe: Recipe, path: str, diagnosis: Diagnosis, *, auto: bool) -> tuple[str, list[str]]:
     """Who holds the policy and samples from it, and the reasons. PathClosed when Unsloth was asked for and cannot be had.
 
     Unsloth is never chosen by itself: it changes libraries in the process and holds them to older versions, and what it saves,
@@ -84,8 +84,6 @@ def _backend(recipe: Recipe, path: str, diagnosis: Diagnosis, processes: int, *,
     if recipe.backend != "unsloth":
         return "plain", []
     why_not = unsloth_refusal(recipe, path, diagnosis)
-    if why_not is None and processes > 1:
-        why_not = f"it is arranged for one GPU, and {processes} share this run; name one with --gpus"
     if why_not is None:
         return "unsloth", [
             "the weights are shared between vLLM and the trainer by Unsloth; if it fails, each has its own"

@@ -336,12 +336,12 @@ def test_memory_is_planned_for_one_copy_where_it_runs_and_for_two_where_it_does_
     assert apart.ledger["weights"] / shared.ledger["weights"] == pytest.approx(1.82, abs=0.02)  # 8.04 against 4.41 GB
 
 
-def test_two_gpus_go_without_it() -> None:
+def test_of_two_gpus_one_trains() -> None:
     facts = machine()
     twice = replace(facts, gpus=(*facts.gpus, replace(facts.gpus[0], index=1)))
     settled = planned(twice, asked=(0, 1))
-    assert settled.recipe.backend == "plain" and any("2 share this run" in reason for reason in settled.reasons)
-    assert planned(twice, asked=(1,)).recipe.backend == "unsloth"
+    assert settled.recipe.backend == "unsloth"
+    assert planning.on_gpus(settled.recipe, twice, (0, 1)).plan.gpus == (0,)
 
 
 def test_an_import_that_failed_is_told_in_its_words() -> None:
