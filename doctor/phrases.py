@@ -206,6 +206,8 @@ def _package_lines(facts: Facts) -> list[str]:
 
 def _probe_lines(facts: Facts) -> list[str]:
     tried = {n: p for n, p in facts.probes.items() if p.ok is not None}
+    if facts.gpus == ():
+        tried.pop("torch_cuda", None)  # without a card there is nothing that CUDA could fail at
     good = [n for n, p in tried.items() if p.ok]
     lines = ["works: " + ", ".join(good)] if good else []
     return lines + [f"fails: {n}: {p.error or 'no message'}" for n, p in tried.items() if not p.ok]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import textwrap
 
 from doctor.diagnosis import PATHS, Diagnosis
+from doctor.render import command_lines
 from grpo_portable.recipe import Recipe
 from grpo_portable.settle import Settled
 
 WIDTH = 80
+HELPS = 2  # of a wall, the most certain ones; `grpo-doctor` has them all
 
 
 def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None) -> str:
@@ -98,7 +100,7 @@ def _closing(recipe: Recipe, diagnosis: Diagnosis) -> list[str]:
         if not better & set(wall.closes):
             continue
         lines += textwrap.wrap(f"{wall.code}: {wall.fact}", WIDTH, initial_indent="  ", subsequent_indent="    ")
-        command = next((h.command or h.text for h in wall.help), None)
-        if command:
-            lines.append(f"    help: {command}")
+        for help_ in wall.help[:HELPS]:
+            lines += textwrap.wrap(help_.text, WIDTH, initial_indent="    help: ", subsequent_indent="          ")
+            lines += [f"          {line}" for line in command_lines(help_.command, WIDTH - 10)]
     return lines

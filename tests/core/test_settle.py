@@ -163,6 +163,22 @@ def test_the_plan_as_text_says_what_why_and_what_was_closed():
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_every_command_of_a_plan_says_when_it_helps():
+    docker = Help("If the host has an NVIDIA GPU, start the container with it", "docker run --gpus all ...")
+    cpu = Help("Train a small model on the CPU: the `cpu` path is open wherever torch is installed")
+    wall = Wall("GPU-NONE", PATHS[:-1], "This machine has no GPU", help=(docker, cpu, Help("rent one", "rent")))
+    d = diagnosis("cpu", PATHS[:-1], walls=(wall,))
+    settled = settle(RECIPE, d, auto=True, can_run=RUNS, ledger_of=LEDGER)
+    closing = announce.plan_text(settled, d, None).partition("what closed the faster paths\n")[2]
+    assert closing.splitlines() == [
+        "  GPU-NONE: This machine has no GPU",
+        "    help: If the host has an NVIDIA GPU, start the container with it",
+        "          $ docker run --gpus all ...",
+        "    help: Train a small model on the CPU: the `cpu` path is open wherever torch",
+        "          is installed",
+    ]
+
+
 def test_the_largest_model_that_fits_and_can_be_had_is_picked():
     names = ("gsm8k-qwen3-4b", "gsm8k-qwen3-0.6b")
     assert pick(names, lambda r: "too big" if "4B" in r.model else None, lambda m: None).name == "gsm8k-qwen3-0.6b"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from doctor import phrases, render
 from doctor.diagnosis import GPU_PATHS, PATHS, Diagnosis, Help, Wall
-from doctor.facts import Facts, Gpu, facts_from_json
+from doctor.facts import Facts, Gpu, Probe, facts_from_json
 
 PAGE = """\
 bf16-hf: Qwen/Qwen3-4B runs on NVIDIA GeForce RTX 5090 (31.0 GiB free)
@@ -140,6 +140,14 @@ def test_cpu_verdict() -> None:
     d = samples.diagnosis("cpu", walls=(none,), facts=samples.facts(gpus=()))
     assert render.text(d).startswith("cpu: Qwen/Qwen3-4B runs on the CPU\n")
     assert "GPU-NONE closes every GPU path" in render.text(d) and "GPU: none" in render.text(d)
+
+
+def test_a_missing_card_is_not_a_trial_that_failed() -> None:
+    trial = MappingProxyType({"torch_cuda": Probe(False, "AssertionError: Torch not compiled with CUDA enabled")})
+    without = render.text(samples.diagnosis("cpu", facts=samples.facts(gpus=(), probes=trial)))
+    assert "GPU: none" in without and "Torch not compiled" not in without
+    with_card = render.text(samples.diagnosis("cpu", facts=samples.facts(probes=trial)))
+    assert "fails: torch_cuda: AssertionError: Torch not compiled with CUDA enabled" in " ".join(with_card.split())
 
 
 def test_several_cards() -> None:
