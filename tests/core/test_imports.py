@@ -67,7 +67,9 @@ def test_the_lowest_rooms_know_no_other_engine_or_stage(name):
     }
 
 
-@pytest.mark.parametrize(("engine", "where"), [("vllm", "rollout/vllm.py"), ("triton", "rollout/kernels.py")])
+@pytest.mark.parametrize(
+    ("engine", "where"), [("vllm", "rollout/vllm.py"), ("unsloth", "fast.py"), ("triton", "rollout/kernels.py")]
+)
 def test_an_optional_engine_is_imported_in_one_file(engine, where):
     users = {str(f.relative_to(ROOM)) for f in FILES if any(m.split(".")[0] == engine for m in modules(f))}
     assert users <= {where}
