@@ -107,6 +107,18 @@ def _joint(on: list[dict[str, Any]], figure: str) -> dict[str, Any]:
     }
 
 
+def joined(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Reports of the same work on different numbers of GPUs as one. ValueError when the work differs."""
+    first = reports[0]
+    for name in ("what", "shape", "engine", "workload", "path", "step"):
+        if any(report.get(name) != first.get(name) for report in reports):
+            raise ValueError(f"these reports are of different work: {name}")
+    on = sorted((seen for report in reports for seen in report["on"]), key=lambda seen: seen["processes"])
+    about = {"device": first["device"], "torch": first["torch"]}
+    kept = _joint([{**about, **seen} for seen in on], "tok_s" if first["what"] == "rollout" else "seconds_median")
+    return {**first, **kept}
+
+
 def table(report: Mapping[str, Any]) -> str:
     """The report as a few lines of text."""
     if report["what"] == "rollout":
@@ -131,13 +143,15 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`rollout ...` or `step ...` with --gpus; the exit code."""
+    """`rollout ...` or `step ...` with --gpus, or `join A.json B.json` of earlier ones; the exit code."""
+    if list(arguments[:1]) == ["join"]:
+        print(table(joined([json.loads(Path(file).read_text(encoding="utf-8")) for file in arguments[1:]])))
+        return 0
     given = _parser().parse_args(arguments)
     try:
         wanted = gpus.parsed(given.gpus) or ()
-        if len(wanted) < 2:
-            raise UsageError("--gpus names at least two here", help="for example --gpus 0,1")
-        report = _rollout(given, wanted) if given.what == "rollout" else _step(given, wanted)
+        parts = [wanted] if given.together or len(wanted) == 1 else [wanted[:1], wanted]
+        report = _rollout(given, parts) if given.what == "rollout" else _step(given, parts)
     except GrpoPortableError as error:
         print("\n".join(error.lines()))
         return error.exit_code
@@ -150,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("what", choices=["rollout", "step"])
     parser.add_argument("recipe", nargs="?", help="of a step: a recipe's name or file; or give --shape")
     parser.add_argument("--gpus", required=True, help="the first of them alone, then all of them: 0,1")
+    parser.add_argument("--together", action="store_true", help="all of them only, not the first one alone before")
     parser.add_argument("--shape", help=f"random weights of this shape: {', '.join(SHAPES)}")
     parser.add_argument("--engines", default="portable", help="of a rollout: portable, portable-fp8 or vllm")
     parser.add_argument("--path", help="of a step: as `path` of a recipe; the best one by default")
@@ -170,26 +185,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _rollout(given: argparse.Namespace, wanted: tuple[int, ...]) -> dict[str, Any]:
+def _rollout(given: argparse.Namespace, parts: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     shape = given.shape or "qwen3-4b"
     if shape not in SHAPES:
         raise UsageError(f"there is no shape `{shape}`", help=f"one of: {', '.join(SHAPES)}")
-    if given.prompts % len(wanted):
-        raise UsageError(f"{given.prompts} prompts cannot be shared by {len(wanted)} GPUs evenly")
+    if odd := [part for part in parts if given.prompts % len(part)]:
+        raise UsageError(f"{given.prompts} prompts cannot be shared by {len(odd[0])} GPUs evenly")
     work = Workload(
         given.prompts, given.group, given.prompt_tokens, given.new_tokens, rows=given.rows, lora_rank=given.lora_rank
     )
-    counts = [Rung("bf16-hf", 1, given.rows, gpus=part, processes=len(part)) for part in (wanted[:1], wanted)]
+    counts = [Rung("bf16-hf", 1, given.rows, gpus=part, processes=len(part)) for part in parts]
     return bench_rollout(shape, given.engines, work, counts, given.repeats)
 
 
-def _step(given: argparse.Namespace, wanted: tuple[int, ...]) -> dict[str, Any]:
+def _step(given: argparse.Namespace, parts: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     from grpo_portable.bench_step import checkpoint
 
     settings = [*given.settings, *([f"path={given.path}"] if given.path else [])]
     with checkpoint(given.recipe, given.shape) as name:
         recipes = []
-        for part in (wanted[:1], wanted):
+        for part in parts:
             prepared = launch.prepare(name, auto=True, overrides=settings, facts_file=given.facts, gpus=part)
             recipe, taken = prepared.settled.recipe, prepared.diagnosis.plan.gpus
             if len(taken) < len(part):
@@ -203,3 +218,9 @@ def _step(given: argparse.Namespace, wanted: tuple[int, ...]) -> dict[str, Any]:
                 )
             )
         return bench_step(recipes, max(1, given.steps))
+
+
+if __name__ == "__main__":
+    import sys
+
+    raise SystemExit(main(sys.argv[1:]))

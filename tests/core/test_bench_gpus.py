@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from grpo_portable import bench_gpus, catalogue
 from grpo_portable.bench import Workload
@@ -32,6 +35,18 @@ def test_a_step_on_one_and_on_two() -> None:
     assert [len(seen.get("seconds", [])) for seen in report["on"]] == [2, 2], report
     assert report["times"] == round(report["on"][0]["seconds_median"] / report["on"][1]["seconds_median"], 3)
     assert "2 x 4 completions" in bench_gpus.table(report)
+
+
+def test_reports_of_the_same_work_are_one_table() -> None:
+    """1000 tokens a second on one and 1950 on two: 1.95 times as fast; the order of the files does not matter."""
+    same: dict[str, Any] = {"what": "rollout", "shape": "tiny", "engine": "portable", "device": "cpu", "torch": "2"}
+    same["workload"] = {"prompts": 2, "group": 2, "new_tokens": 8}
+    one = {**same, "on": [{"gpus": [0], "processes": 1, "seconds": [2.0], "tok_s": 1000.0}], "times": 1.0}
+    two = {**same, "on": [{"gpus": [0, 1], "processes": 2, "seconds": [1.0], "tok_s": 1950.0}], "times": 1.0}
+    report = bench_gpus.joined([two, one])
+    assert report["times"] == 1.95 and "1.95 times as fast" in bench_gpus.table(report)
+    with pytest.raises(ValueError, match="workload"):
+        bench_gpus.joined([one, {**two, "workload": {"prompts": 4}}])
 
 
 def test_a_number_of_gpus_that_fails_has_its_error_and_the_other_its_figures() -> None:
