@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
-from doctor.memory import Setting, ledger
+from doctor.memory import GIB, Setting, ledger, weight_bytes
 from doctor.shapes import Shape, shape_of
 from grpo_portable import policy
-from grpo_portable.errors import EngineUnsupported
+from grpo_portable.errors import EngineError, EngineUnsupported
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import vllm, vllm_adapter, vllm_settings
 from grpo_portable.rollout.contained import engine_errors, undisturbed
@@ -115,6 +115,7 @@ def load(recipe: Recipe, *, rows: int, dtype: str, fp8: bool) -> Shared:
             compilation_config=vllm_settings.graph_arguments("full", rows)["compilation_config"],
         )
         llm = model.vllm_engine
+        _require_context(llm, context)
         with contextlib.suppress(OSError):  # not every model has one
             model.generation_config = GenerationConfig.from_pretrained(source)  # its end tokens stop the rows
     _keep_padding_mask(model)
@@ -187,6 +188,18 @@ def _checked(source: str) -> tuple[str | None, int]:
     return ready, int(config.max_position_embeddings)
 
 
+def _require_context(llm: Any, context: int) -> None:
+    """EngineError where Unsloth found less room than it was given and cut the context short."""
+    config = getattr(getattr(getattr(llm, "llm_engine", None), "vllm_config", None), "model_config", None)
+    given = getattr(config, "max_model_len", None)
+    if given is not None and given < context:
+        raise EngineError(
+            f"Unsloth gave vLLM a context of {given} tokens, and prompt and answer may take {context}",
+            because="it counted too little memory for a KV cache",
+            help="lower max_completion_tokens or max_prompt_tokens, or set backend to plain",
+        )
+
+
 def _keep_padding_mask(model: Any) -> None:
     """Make every part that would drop the padding mask in training keep it."""
     for module in model.modules():
@@ -218,12 +231,37 @@ def plan_memory(
         lora_rank=recipe.lora_rank,
         optimizer=recipe.optimizer,
     )
-    adapter = ledger(shape, setting).get("adapter", 0.0) if shape else 0.0
-    return vllm_settings.plan_memory(
-        shape,
-        setting,
-        group=recipe.group_size,
-        trains=True,
-        free_gib=free_gib - adapter,
-        total_gib=total_gib,
+    parts = ledger(shape, setting) if shape else {}
+    free = free_gib - parts.get("adapter", 0.0)
+    planned = vllm_settings.plan_memory(
+        shape, setting, group=recipe.group_size, trains=True, free_gib=free, total_gib=total_gib
     )
+    return planned if shape is None else _believed(planned, shape, parts, recipe.lora_rank, free, total_gib)
+
+
+def _believed(
+    planned: vllm_settings.Memory,
+    shape: Shape,
+    parts: Mapping[str, float],
+    rank: int,
+    free_gib: float,
+    total_gib: float,
+) -> vllm_settings.Memory:
+    """The plan with a share in which Unsloth finds room for the context, else it cuts that short.
+
+    It counts weights in 16 bit that vLLM will quantise, the adapter's slots, up to 1 GiB of CUDA graphs, and of the rest 0.95
+    (`approximate_vllm_memory_usage`). What it counts too much becomes KV cache, which the update may need back.
+    """
+    slots = 2 * shape.adapter_params(vllm_settings.served_rank(rank)) / GIB
+    counted = weight_bytes(shape, "bf16") / GIB + slots + 1.0 + planned.gib["kv_cache"] / 0.95
+    more = max(0.0, counted - sum(planned.gib.values()))
+    lasting = sum(parts.get(name, 0.0) for name in ("gradients", "optimizer"))
+    update = sum(parts.get(name, 0.0) for name in ("activations", "logits"))
+    gib = {**planned.gib, "kv_cache": planned.gib["kv_cache"] + more}
+    engine = sum(gib.values())
+    share = min(engine, vllm_settings.HEADROOM * free_gib - lasting) / total_gib
+    tight = engine + lasting + update > vllm_settings.HEADROOM * free_gib
+    if tight and not planned.sleeps:
+        reason = f"Unsloth takes {engine:.1f} GiB for its engine, and the update needs {lasting + update:.1f} of {free_gib:.1f}"
+        return replace(planned, gib=gib, share=round(share, 4), sleeps=True, reason=reason)
+    return replace(planned, gib=gib, share=round(share, 4))

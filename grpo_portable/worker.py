@@ -102,8 +102,6 @@ def _evaluate_only(session: Session, task: dict[str, Any]) -> None:
 
 def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     """Load model and data, build the prompts, put the adapter on, open the engine, and write down what was done."""
-    from transformers import set_seed
-
     recipe = run.recipe()
     only_evaluate = task.get("only") == "evaluate"
     run.heartbeat("reading the questions")
@@ -118,6 +116,8 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     run.heartbeat(f"loading {recipe.model}")
     full_precision = recipe.lora_rank == 0 and not only_evaluate  # all weights are trained: they are their own masters
     shared = share_weights(settings, recipe, run=run)
+    from transformers import set_seed  # after Unsloth, which patches what is imported after it
+
     with pulse.while_bytes_move(run):  # the first time it is downloaded
         loaded = (
             shared.loaded
