@@ -26,7 +26,7 @@ def parsed(text: str | None) -> tuple[int, ...] | None:
 
 
 def on_gpus(recipe: Recipe, diagnosis: Diagnosis, asked: tuple[int, ...] | None) -> Diagnosis:
-    """The diagnosis with the GPUs of this run in its plan, and the reasons. UsageError for GPUs that cannot be had together.
+    """The diagnosis with the GPUs of this run in its plan, and why these. UsageError for GPUs that cannot be had together.
 
     As many are taken as share a step's questions evenly, since a group is never split.
     """
@@ -35,22 +35,31 @@ def on_gpus(recipe: Recipe, diagnosis: Diagnosis, asked: tuple[int, ...] | None)
         _possible(asked, found, diagnosis)
     if not diagnosis.plan.gpus and asked is None:
         return diagnosis
-    wanted = diagnosis.plan.gpus if asked is None else asked
-    chosen, why = _shared(recipe, wanted)
-    least = min(
-        (gib for index in chosen if (gib := card_memory(diagnosis.facts, found[index].gpu)[0]) is not None),
-        default=None,
-    )
-    reasons = [r for r in diagnosis.plan.reasons if asked is None or not _of_gpus(r)]
+    chosen, why = _shared(recipe, diagnosis.plan.gpus if asked is None else asked)
+    free = [card_memory(diagnosis.facts, found[index].gpu)[0] for index in chosen if index in found]
+    told = list(reasons(diagnosis))
+    kept = [r for r in diagnosis.plan.reasons if r not in told]
     if asked is not None:
-        reasons.append(f"GPU {', '.join(map(str, asked))} {'were' if len(asked) > 1 else 'was'} asked for")
+        told = [f"GPU {', '.join(map(str, asked))} {'were' if len(asked) > 1 else 'was'} asked for"]
+    told += why
     before = diagnosis.plan.memory
+    least = min((gib for gib in free if gib is not None), default=None)
     memory = None if before is None else Memory(before.need_gib, least, before.ledger)
-    return replace(diagnosis, plan=replace(diagnosis.plan, gpus=chosen, memory=memory, reasons=(*reasons, *why)))
+    plan = replace(diagnosis.plan, gpus=chosen, memory=memory, reasons=(*kept, *told))
+    return replace(diagnosis, plan=plan)
 
 
-def _of_gpus(reason: str) -> bool:
-    return "equal cards are used" in reason or "is left out:" in reason or reason.startswith("One card is used")
+def reasons(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """Those of the plan's reasons that say why these GPUs are taken."""
+    of_gpus = (
+        " equal cards are used",
+        " is left out:",
+        "One card is used",
+        " asked for",
+        "GPUs are used:",
+        "One GPU trains",
+    )
+    return tuple(reason for reason in diagnosis.plan.reasons if any(words in reason for words in of_gpus))
 
 
 def _possible(asked: Sequence[int], found: dict[int, Card], diagnosis: Diagnosis) -> None:
@@ -77,9 +86,9 @@ def _possible(asked: Sequence[int], found: dict[int, Card], diagnosis: Diagnosis
 def _shared(recipe: Recipe, wanted: Sequence[int]) -> tuple[tuple[int, ...], list[str]]:
     """The GPUs that share a step evenly, and why fewer than were wanted."""
     if len(wanted) > 1 and recipe.vllm_server:
-        return tuple(wanted[:1]), ["one GPU trains: a vLLM server takes the adapter of one trainer"]
+        return tuple(wanted[:1]), ["One GPU trains: a vLLM server takes the adapter of one trainer"]
     if len(wanted) > 1 and recipe.backend == "unsloth":
-        return tuple(wanted[:1]), ["one GPU trains: Unsloth holds the weights of one process"]
+        return tuple(wanted[:1]), ["One GPU trains: Unsloth holds the weights of one process"]
     count = most_processes(len(wanted), recipe.prompts_per_step)
     if count == len(wanted):
         return tuple(wanted), []

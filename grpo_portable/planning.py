@@ -55,6 +55,10 @@ def plan(
         why = [reason for reason in settled.reasons if reason.startswith(UNSLOTH_PASSED_OVER)]
         settled, diagnosis = planned(replace(recipe, backend="plain"))
         settled = replace(settled, reasons=(*settled.reasons, *why))
+    if settled.recipe.path != "cpu":  # where the path was asked for, the doctor's reasons are not among its own
+        settled = replace(
+            settled, reasons=(*settled.reasons, *(r for r in gpus.reasons(diagnosis) if r not in settled.reasons))
+        )
     return settled, diagnosis
 
 

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 from grpo_portable.ladder import Rung
 
+# the processes of one machine talk to each other only: nothing listens to the network, and no host name need resolve
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
 
 def of(rung: Rung, module: Sequence[str], *, threads: int | None = None) -> list[str]:
     """accelerate's launch (`ranks.py`) around `module` with its arguments; `threads` of each process, on a CPU."""
@@ -31,6 +34,7 @@ def environment(rung: Rung) -> dict[str, str]:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        **(_LOOPBACK if rung.processes > 1 and sys.platform == "linux" else {}),
     }
     return {**{k: v for k, v in wanted.items() if v}, **os.environ, **_visible(rung.gpus)}
 
