@@ -249,7 +249,7 @@ def zoo_helps() -> tuple[Help, ...]:
         Help(
             "Upgrade Unsloth and its zoo together", 'pip install "unsloth>=2026.6.9" "unsloth_zoo>=2026.6.7"', "likely"
         ),
-        Help("Or train without fast_inference: the paths here do not import Unsloth", None, "certain"),
+        Help("Or train without it: only a recipe with `backend: unsloth` imports Unsloth", None, "certain"),
     )
 
 
