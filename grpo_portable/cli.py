@@ -81,6 +81,39 @@ def train(
     )
 
 
+@app.command("launch")
+def launch_nodes(
+    recipe: Annotated[str, typer.Argument(help="a recipe's name or file")],
+    nodes: Annotated[int, typer.Option(min=2, help="machines, with the run folder on a file system all of them see")],
+    gpus_per_node: Annotated[
+        int | None,
+        typer.Option("--gpus-per-node", min=1, help="default: the equal ones of this machine, or of --facts"),
+    ] = None,
+    facts: Annotated[
+        str | None, typer.Option(metavar="FILE", help="a node's facts, saved there by `grpo-doctor --save-facts`")
+    ] = None,
+    settings: Settings = None,
+    out: Annotated[Path | None, typer.Option(help="run folder; default runs/<recipe>-<time>")] = None,
+    hours: Annotated[int, typer.Option(min=1, help="time limit of the job")] = 24,
+    only_print: Annotated[bool, typer.Option("--print", help="print both files and write nothing")] = False,
+) -> None:
+    """Write the accelerate configuration and the Slurm script of a run on several machines."""
+    from grpo_portable import job
+
+    typer.echo(
+        job.launch_nodes(
+            recipe,
+            count=nodes,
+            gpus=gpus_per_node,
+            overrides=list(settings or []),
+            out=out,
+            facts_file=facts,
+            hours=hours,
+            only_print=only_print,
+        )
+    )
+
+
 @app.command("eval")
 def evaluate(
     model: Annotated[

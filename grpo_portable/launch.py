@@ -62,7 +62,7 @@ def train(
         return
     _need_training_stack()
     within_reach(settled.recipe)
-    folder = _new_folder(prepared, out)
+    folder = new_folder(prepared, out)
     print(f"\nrun folder: {folder.path}\n", flush=True)
     finish(folder, fallback=fallback)
 
@@ -122,7 +122,7 @@ def evaluate(task: EvalTask, *, out: Path | None) -> None:
     prepared = prepare(task.recipe, auto=True, overrides=task.overrides)
     _need_training_stack()
     within_reach(prepared.settled.recipe, trains=False)
-    folder = _new_folder(replace(prepared, name="eval"), out)
+    folder = new_folder(replace(prepared, name="eval"), out)
     folder.write_json("task.json", task.to_json())
     print(f"run folder: {folder.path}\n", flush=True)
     finish(folder, fallback=True)
@@ -279,7 +279,8 @@ def _auto_recipe(facts: Facts, overrides: Sequence[str]) -> tuple[Recipe, list[s
     return load(catalogue.find(name), overrides), [name, reason]
 
 
-def _new_folder(prepared: Prepared, out: Path | None) -> run_folder.RunFolder:
+def new_folder(prepared: Prepared, out: Path | None) -> run_folder.RunFolder:
+    """A run folder with the settled recipe, the machine's facts and the plan."""
     path = out or RUNS / f"{prepared.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     header = (
         f"{prepared.name}, settled on {time.strftime('%Y-%m-%d')}: every choice is written out.\n"

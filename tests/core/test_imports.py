@@ -15,7 +15,7 @@ FILES = sorted(ROOM.rglob("*.py"))
 LEVELS = {  # a file may import its own level and those below it
     6: {"cli"},
     7: {"__main__"},
-    5: {"launch", "listing", "bench", "bench_step", "bench_side", "bench_checkpoint", "recipe_page"}
+    5: {"launch", "listing", "bench", "bench_step", "bench_side", "bench_checkpoint", "recipe_page", "job"}
     | {"bench_gpus", "bench_rank"},
     4: {"supervise", "planning", "worker", "announce", "settle", "catalogue", "progress"},
     3: {"trainer", "bootstrap", "evaluate", "engines", "record", "failure", "report", "compare", "export"},

@@ -432,3 +432,41 @@ def test_a_stop_saves_in_all_ranks_under_the_real_supervisor(
     saved = checkpoint.newest(folder / "checkpoints")
     assert saved is not None and saved.step == len(metrics(folder))
     assert json.loads((folder / "failure.json").read_text())["kind"] == "interrupted"
+
+
+def test_two_nodes_of_one_process_each_here_on_one_host(inputs: Path, together: Path, tmp_path: Path) -> None:
+    """What the Slurm script starts on each node: two launchers, told apart by --machine_rank alone."""
+    import subprocess
+    import sys
+
+    folder = tmp_path / "run"
+    run.create(folder, recipe(inputs, eval_samples=2))
+    environment = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    environment |= {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    words = [
+        "--num_machines",
+        "2",
+        "--num_processes",
+        "2",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "--cpu",
+    ]
+    words += ["--main_process_ip", "127.0.0.1", "--main_process_port", str(several.free_port())]
+    worker_words = ["-m", "grpo_portable.worker", str(folder)]
+    launchers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "grpo_portable.ranks", *words, "--machine_rank", str(rank), *worker_words],
+            env=environment,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        assert [launcher.wait(240) for launcher in launchers] == [0, 0]
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+            launcher.wait()
+    assert same(folder, together)
