@@ -79,6 +79,10 @@ class SharedRollout(vllm.VllmRollout):
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "weights_shared": True}
 
+    def holds(self) -> dict[str, float | None]:
+        """GiB beside the policy's: no weights, and the KV cache that was planned."""
+        return {"weights": 0.0, "kv_cache": self.memory.gib.get("kv_cache")}
+
 
 def load(recipe: Recipe, *, rows: int, dtype: str, fp8: bool) -> Shared:
     """Start vLLM through Unsloth and build the policy on its weights. EngineUnsupported for what Unsloth is not asked to

@@ -31,7 +31,7 @@ from grpo_portable.errors import RunFolderError
 from grpo_portable.recipe import Recipe, load, to_yaml
 
 SCHEMA = 1
-PLACES = ("model", "data", "eval_data", "bootstrap_data")  # fields of a recipe that may be paths
+PLACES = ("model", "data", "eval_data", "bootstrap_data", "vllm_adapters")  # fields of a recipe that may be paths
 
 
 @dataclass(frozen=True)

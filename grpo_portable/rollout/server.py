@@ -23,17 +23,22 @@ import torch
 
 from grpo_portable.errors import EngineError, EngineUnsupported, GrpoPortableError, ServerError
 from grpo_portable.processes import Processes, here
+from grpo_portable.pulse import SLOWEST_TOKENS_S
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import served, server_request, vllm_adapter
 from grpo_portable.rollout.portable import check
-from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent
+from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent, unheard
 from grpo_portable.rollout.scratch import Scratch
 from grpo_portable.rollout.server_client import KEY, Client, Refused
 from grpo_portable.rollout.stops import StopStrings
 
 CONNECTIONS = 64  # prompts in flight; the server batches their completions as it can
-ANSWER_LIMIT_S = 1500.0  # of one prompt's completions, queue included; the supervisor ends a silent worker after 1800
+ANSWER_LIMIT_S = (
+    1500.0  # of one answer, queue included, or what the whole rollout may take if that is more; supervise: 1800
+)
 LOAD_LIMIT_S = 120.0
+ASK_EVERY_S = 60.0  # of silence, until the server is asked whether it is well
+HEALTH_LIMIT_S = 30.0
 LEAVE_LIMIT_S = 10.0
 
 
@@ -70,6 +75,7 @@ class ServerRollout:
     name = "vllm-server"
     apart: float | None = None
     start_s = 0.0
+    ask_every_s = ASK_EVERY_S
 
     def __init__(
         self,
@@ -87,7 +93,7 @@ class ServerRollout:
         self.client, self.base, self.tokenizer, self.vocabulary = client, base, tokenizer, vocabulary
         self.dtype, self.command, self.folder = getattr(torch, dtype), command, folder
         self.processes, self.answer_limit_s = processes or Processes(0, 1), answer_limit_s
-        self.context, self.tick = base.context or 1 << 30, silent
+        self.context, self.tick, self.begin = base.context or 1 << 30, silent, unheard
         self._names = (f"grpo-portable-{secrets.token_hex(4)}-{number}" for number in itertools.count(1))
         self._loaded: str | None = None  # the adapter's name on the server
         self._took_one = False
@@ -129,7 +135,9 @@ class ServerRollout:
             for index, ids in enumerate(prompts)
         ]
         strings = StopStrings(sampling.stop_strings, self.tokenizer) if sampling.stop_strings else None
-        answers = self._answers(asked)
+        self.begin(drawn * len(prompts), sampling.max_tokens)
+        limit_s = max(self.answer_limit_s, drawn * len(prompts) * sampling.max_tokens / SLOWEST_TOKENS_S)
+        answers = self._answers(asked, limit_s)
         rows = [server_request.completions(a, drawn, vocabulary=self.vocabulary, strings=strings) for a in answers]
         return [list(group) * (n // drawn) for group in rows]
 
@@ -142,19 +150,24 @@ class ServerRollout:
             self._scratch.close()
             self._scratch = None
 
-    def _answers(self, asked: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def _answers(self, asked: Sequence[Mapping[str, Any]], limit_s: float) -> list[Any]:
         """The server's answers in the order of the requests. Whatever ends the wait ends the server's work as well."""
         if not asked:
             return []
         pool = ThreadPoolExecutor(min(len(asked), CONNECTIONS), thread_name_prefix="vllm-server")
         try:
-            futures = [pool.submit(self._answer, body) for body in asked]
+            futures = [pool.submit(self._answer, body, limit_s) for body in asked]
             pending: set[Future[Any]] = set(futures)
+            heard = time.monotonic()
             while pending:
                 done, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
                 for future in done:
                     future.result()
-                if done:
+                silent_for = time.monotonic() - heard
+                if not done and silent_for > self.ask_every_s:
+                    self.client.get("/health", limit_s=HEALTH_LIMIT_S)  # it may take long, but it must be well
+                if done or silent_for > self.ask_every_s:
+                    heard = time.monotonic()
                     self.tick()
             return [future.result() for future in futures]
         except BaseException:
@@ -164,9 +177,9 @@ class ServerRollout:
             pool.shutdown(wait=True, cancel_futures=True)
             self.client.resume()
 
-    def _answer(self, body: Mapping[str, Any]) -> Any:
-        limit = server_request.most_bytes(body)
-        return self.client.ask("/v1/completions", body, limit_s=self.answer_limit_s, most_bytes=limit)
+    def _answer(self, body: Mapping[str, Any], limit_s: float) -> Any:
+        most = server_request.most_bytes(body)
+        return self.client.ask("/v1/completions", body, limit_s=limit_s, most_bytes=most)
 
     def _hand_over(self, policy: Any) -> tuple[str, GrpoPortableError | None]:
         """The adapter's new name there, and why it could not be handed over: every process must hear of it."""

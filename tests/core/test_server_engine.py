@@ -28,7 +28,7 @@ from grpo_portable.errors import EngineError, EngineUnsupported, RecipeError, Se
 from grpo_portable.recipe import Recipe, override
 from grpo_portable.rollout import available, server, server_client, server_request
 from grpo_portable.rollout import served as served_room
-from grpo_portable.rollout.protocol import Resting, Sampling, Ticking
+from grpo_portable.rollout.protocol import Announcing, Resting, Sampling, Ticking
 from grpo_portable.rollout.reference import ReferenceRollout
 from grpo_portable.rollout.server_client import Client, Refused
 
@@ -168,11 +168,12 @@ def test_a_row_is_cut_after_the_token_that_completes_a_stop_string(served: Any) 
 
 def test_the_engine_keeps_the_protocol_and_tells_what_it_is(served: Any) -> None:
     engine = opened(adapted(), served)
-    assert isinstance(engine, Resting) and isinstance(engine, Ticking)
+    assert isinstance(engine, Resting) and isinstance(engine, Ticking) and isinstance(engine, Announcing)
     ticks: list[None] = []
-    engine.tick = lambda: ticks.append(None)
-    engine.generate(PROMPTS, 1, GREEDY)
-    assert ticks
+    begun: list[tuple[int, int]] = []
+    engine.tick, engine.begin = lambda: ticks.append(None), lambda rows, tokens: begun.append((rows, tokens))
+    engine.generate(PROMPTS, 2, Sampling(max_tokens=12, seed=1))
+    assert ticks and begun == [(6, 12)]
     told = engine.describe()
     assert told["url"] == served.url and told["served_model"] == served.folder.name and told["context_tokens"] == 256
     assert abs(told["apart_at_start"]) < 1e-3
@@ -412,14 +413,32 @@ def test_an_adapter_that_is_refused_later_is_the_engines_error(served: Any) -> N
     assert list(served.adapters) == [engine._loaded]
 
 
-def test_a_server_that_hangs_is_given_up_at_the_limit(served: Any) -> None:
+def test_a_server_that_hangs_is_given_up_at_the_limit(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = opened(adapted(), served)
     engine.answer_limit_s = 0.5
+    monkeypatch.setattr(server, "SLOWEST_TOKENS_S", 1e9)
     served.faults["/v1/completions"] = standin_server.times(9, lambda handler: handler.hang())
     began = time.monotonic()
     with pytest.raises(EngineError, match="did not answer in time"):
         engine.generate(PROMPTS, 1, GREEDY)
     assert time.monotonic() - began < 5
+
+
+def test_a_server_that_writes_for_long_is_asked_whether_it_is_well(served: Any) -> None:
+    engine = opened(adapted(), served)
+    wanted = engine.generate(PROMPTS[:1], 1, GREEDY)
+    engine.ask_every_s = 0.2
+
+    def slow(handler: Any) -> bool:
+        time.sleep(2.5)
+        return False
+
+    served.faults["/v1/completions"] = slow
+    served.asked.clear()
+    assert engine.generate(PROMPTS[:1], 1, GREEDY) == wanted and len(served.bodies("/health")) >= 1
+    served.faults["/health"] = standin_server.times(9, lambda handler: handler.say(503, ""))
+    with pytest.raises(EngineError, match=r"refused /health \(503\)"):
+        engine.generate(PROMPTS[:1], 1, GREEDY)
 
 
 def test_a_server_that_trickles_is_given_up_at_the_limit(served: Any) -> None:
