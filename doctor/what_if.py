@@ -19,6 +19,7 @@ from doctor.install_sets import SETS, PackageSet, refusals
 from doctor.memory import Settled, completions, settle
 from doctor.shapes import Shape, shape_of
 from doctor.speed import StepEstimate, step_estimate
+from doctor.spread import Spread, arithmetic, spread
 
 WIDTH = 80
 DEFAULT_MODEL = "Qwen/Qwen3-4B"
@@ -44,6 +45,7 @@ class WhatIf:
     diagnosis: Diagnosis
     settled: Settled | None
     step: StepEstimate | None
+    spreads: tuple[Spread, ...] = ()  # of several cards: the same step spread over them, and one that grows with them
 
     def to_text(self) -> str:
         """The answer in 80 columns."""
@@ -63,6 +65,7 @@ class WhatIf:
             "micro_batch": self.settled and self.settled.micro_batch,
             "rollout_rows": self.settled and self.settled.rollout_rows,
             "seconds_per_step": None if self.step is None else _step_json(self.step),
+            "several": [s.to_json() for s in self.spreads],
             "packages": self.packages.packages("linux"),
             "walls": [
                 {"code": w.code, "closes": list(w.closes), "fact": w.fact} for w in self.diagnosis.walls if w.closes
@@ -163,7 +166,13 @@ def _answer(card: Card, count: int, model: str) -> WhatIf:
         settled = settle(shape, path, have, prompts_per_step=PROMPTS, **options)
         if settled.fits and path != "cpu":
             step = step_estimate(shape, settled.setting, card, prompts=PROMPTS, group_size=GROUP)
-    return WhatIf(card, count, model, shape, chosen, diagnosis, settled, step)
+    spreads: tuple[Spread, ...] = ()
+    if shape is not None and path is not None and step is not None and count > 1:
+        have = (facts.gpus or (Gpu(),))[0].free_gib
+        sizes = (PROMPTS, PROMPTS * count)
+        found = [spread(shape, path, have, card, count, questions=size, options=options) for size in sizes]
+        spreads = tuple(s for s in found if s is not None)
+    return WhatIf(card, count, model, shape, chosen, diagnosis, settled, step, spreads)
 
 
 def _page(a: WhatIf) -> Iterator[str]:
@@ -213,10 +222,11 @@ def _step(a: WhatIf, step: StepEstimate) -> Iterator[str]:
         f"{PROMPTS} prompts x {GROUP} completions, {_lengths()}"
     )
     yield from _wrap(_how_wrong(step.error))
-    if a.count > 1:
-        yield from _wrap(
-            f"This is for one of the {a.count} cards; spread over all it would take 1/{a.count} of it at the least."
-        )
+    for s in a.spreads:
+        yield ""
+        yield "The same step on several cards:" if s.questions == PROMPTS else "A step that grows with the cards:"
+        for line in arithmetic(a.card, s):
+            yield from _wrap(line, "  ")
 
 
 def _assumed(a: WhatIf) -> Iterator[str]:
