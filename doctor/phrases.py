@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from doctor import speed_cpu
 from doctor.diagnosis import GPU_PATHS, PATHS, Diagnosis, Help, Wall
 from doctor.facts import ABSENT, Facts, Gpu, Probe
 from doctor.privacy import scrub
@@ -153,6 +154,8 @@ def fact_lines(facts: Facts) -> list[str]:
         lines.append("GPU: nobody could say")
     elif not facts.gpus:
         lines.append("GPU: none")
+        if (rates := speed_cpu.rates(facts)) is not None:
+            lines.append(f"CPU: torch reaches {rates.gflops:.0f} Gflop/s in float32 and reads {rates.gb_s:.0f} GB/s")
     lines += [_driver_line(facts), *_package_lines(facts), *_probe_lines(facts), *_holder_lines(facts)]
     lines.append("; ".join(f"{k}={v}" for k, v in facts.env.items() if v is not None))
     return [scrub(line, None) for line in lines if line]

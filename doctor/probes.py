@@ -8,6 +8,7 @@ What `Facts` has no field for is kept in `extra`:
     memory_holders     programs that hold card memory: name and GiB
     devices            per card, in CUDA's order: what a real matmul there said
     nvml_order         the NVML index of each card, where CUDA counts them another way
+    cpu_rates          where no card answers: 10^9 operations and bytes a second of torch on its threads
     fp8_forms          one scaled matmul per tensor, per row and per block: "ok" or what it said
     compilers          gcc (Triton compiles its launchers with it) and ninja (flashinfer and torch extensions)
     toolkits           CUDA toolkits under /usr/local that hold an nvcc
@@ -84,6 +85,14 @@ def probe(*, children: bool = True, timeout_s: float = 12, say: Callable[[str], 
             | {"sources": ledger.sources, "unknown": ledger.unknowns}
         ),
     )
+
+
+def with_cpu_rates(facts: Facts, timeout_s: float = 12) -> Facts:
+    """The facts with what a child measured of the CPU; as they are where torch is not installed or says nothing."""
+    if facts.version("torch") is None:
+        return facts
+    rates = child.run("cpu", timeout_s=timeout_s).told.get("cpu_rates")
+    return replace(facts, extra=MappingProxyType({**facts.extra, "cpu_rates": rates})) if rates else facts
 
 
 def _explain_missing_driver(here: Host | None, ledger: Ledger) -> None:
@@ -228,6 +237,7 @@ def _from_torch(told: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "devices": devices if any(d["error"] for d in devices) else None,
         "fp8_forms": {form: error or "ok" for form, error in forms.items()},
+        "cpu_rates": told.get("cpu_rates"),
         "mps": told.get("mps"),
         "xpu_error": told.get("xpu_error"),
     }

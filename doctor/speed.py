@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from doctor import speed_cpu
 from doctor.cards import Card, CardError, find_card
 from doctor.diagnosis import Diagnosis
 from doctor.memory import Setting, kv_bytes_per_token, settle, weight_bytes
@@ -55,8 +56,18 @@ def step_estimate(shape: Shape, setting: Setting, card: Card, *, prompts: int = 
     return StepEstimate(rollout, update, total, total / error, total * error, tokens / rollout, error)
 
 
+def cpu_step_estimate(
+    shape: Shape, setting: Setting, rates: speed_cpu.Rates, *, prompts: int, group_size: int
+) -> StepEstimate:
+    """The same on a CPU whose rates were measured."""
+    rollout, update = speed_cpu.phases(shape, setting, rates, prompts=prompts, group_size=group_size)
+    total, error = rollout + update, speed_cpu.ERROR
+    tokens = prompts * group_size * setting.completion_tokens
+    return StepEstimate(rollout, update, total, total / error, total * error, tokens / rollout, error)
+
+
 def estimate(diagnosis: Diagnosis, **sizes: Any) -> StepEstimate | None:
-    """Seconds of one step of the plan; None where card or model is not known, and on the CPU.
+    """Seconds of one step of the plan on a card; None where card or model is not known, and on the CPU.
 
     `sizes` go to `doctor.memory.settle`: group_size, prompts_per_step, prompt_tokens, completion_tokens, lora_rank.
     """
@@ -76,11 +87,8 @@ def estimate(diagnosis: Diagnosis, **sizes: Any) -> StepEstimate | None:
     return step_estimate(shape, setting, card, prompts=prompts, group_size=group)
 
 
-def estimate_text(diagnosis: Diagnosis, *, steps: int, **sizes: Any) -> str | None:
-    """How long `steps` steps of the plan may take, in words with the error; None as in `estimate`."""
-    step = estimate(diagnosis, **sizes)
-    if step is None:
-        return None
+def in_words(step: StepEstimate, steps: int) -> str:
+    """How long `steps` such steps take, with the error."""
     whole, low, high = (duration(steps * seconds) for seconds in (step.total_s, step.low_s, step.high_s))
     return f"about {whole}, {_short(step.total_s)} a step (estimate: {low} to {high})"
 

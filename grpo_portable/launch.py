@@ -181,7 +181,7 @@ def recipes(*, plain: bool, as_json: bool, facts_file: str | None) -> str:
 
     if plain:
         return listing.plain()
-    facts = saved_facts(facts_file) if facts_file else _probe(children=False)
+    facts = saved_facts(facts_file) if facts_file else _quick_look()
     rows = listing.rows(facts, unserved if facts_file else unavailable)
     if as_json:
         return json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False)
@@ -239,10 +239,18 @@ def within_reach(recipe: Recipe, *, trains: bool = True) -> None:
         print(f"the hub is out of reach ({offline}): model and data are this machine's own copies", flush=True)
 
 
-def _probe(*, children: bool = True) -> Facts:
+def _probe() -> Facts:
     from doctor import probes
 
-    return probes.probe(children=children)
+    return probes.probe()
+
+
+def _quick_look() -> Facts:
+    """The facts without trials; a machine without a card has its CPU measured, since time is what decides there."""
+    from doctor import probes
+
+    facts = probes.probe(children=False)
+    return facts if facts.gpus else probes.with_cpu_rates(facts)
 
 
 def finish(folder: run_folder.RunFolder, *, fallback: bool) -> None:

@@ -13,17 +13,19 @@ from grpo_portable import catalogue, planning
 from grpo_portable.errors import GrpoPortableError
 from grpo_portable.recipe import Recipe, load
 
-WIDTH = 96
+WIDTH = 80
 STAND_IN = "Qwen/Qwen3-0.6B"  # for recipes that leave the model to the user
-MEASURED = (
-    "Measured:"  # header line of a recipe with the time a report shows for the CPU, for which no estimate is made
-)
+MEASURED = "Measured:"  # header line of a recipe with the time that a report shows for the CPU
 TOO_LONG_S = 3 * 86400  # nobody waits longer than this for a recipe
+SLOW_S = 8 * 3600  # what does not end overnight is marked
 
 
 @dataclass(frozen=True)
 class Row:
-    """One recipe here. `why` is the reason for no, or what a yes rests on; `time` is None where nothing is known."""
+    """One recipe here. `why` is the reason for no, or what a yes rests on; `time` is None where nothing is known.
+
+    `slow`: it has room, but its steps would take longer than a night.
+    """
 
     name: str
     purpose: str
@@ -31,12 +33,13 @@ class Row:
     path: str | None
     time: str | None
     why: str
+    slow: bool = False
 
 
 def rows(facts: Facts, can_run: Callable[[Recipe], dict[str, str | None]]) -> list[Row]:
-    """A row for every recipe that comes along, those that fit first."""
+    """A row for every recipe that comes along, those that fit first, the slow ones after the others."""
     found = [row(entry, facts, can_run) for entry in catalogue.entries()]
-    return sorted(found, key=lambda r: (r.fits is False, r.name))
+    return sorted(found, key=lambda r: (r.fits is False, r.slow, r.name))
 
 
 def row(entry: catalogue.Entry, facts: Facts, can_run: Callable[[Recipe], dict[str, str | None]]) -> Row:
@@ -53,8 +56,9 @@ def row(entry: catalogue.Entry, facts: Facts, can_run: Callable[[Recipe], dict[s
     if ledger is not None and ledger.fits is False:
         return Row(entry.name, entry.purpose, False, settled.recipe.path, None, ledger.reason)
     step = planning.step_seconds(settled, diagnosis)
-    time = f"about {duration(step.total_s * recipe.steps)}" if step else _measured(entry, settled.recipe.path)
-    if step and step.low_s * recipe.steps > TOO_LONG_S:
+    measured = _measured(entry, settled.recipe.path)
+    time = measured or (f"about {duration(step.total_s * recipe.steps)}" if step else None)
+    if step and not measured and step.low_s * recipe.steps > TOO_LONG_S:
         return Row(
             entry.name, entry.purpose, False, settled.recipe.path, time, f"{settled.recipe.path} has room, but {time}"
         )
@@ -64,7 +68,8 @@ def row(entry: catalogue.Entry, facts: Facts, can_run: Callable[[Recipe], dict[s
         room = f"{ledger.need_gib:.1f}{have} GiB"
     if open_model:
         room, time = f"with your own --model; {room} for {STAND_IN}", None
-    return Row(entry.name, entry.purpose, True, settled.recipe.path, time, room)
+    slow = time is not None and not measured and step is not None and step.total_s * recipe.steps > SLOW_S
+    return Row(entry.name, entry.purpose, True, settled.recipe.path, time, room, slow)
 
 
 def text(found: Iterable[Row], machine: str) -> str:
@@ -73,13 +78,14 @@ def text(found: Iterable[Row], machine: str) -> str:
     width = max((len(r.name) for r in table), default=0)
     lines = [f"fits here? ({machine})", ""]
     for r in table:
-        answer = {True: "yes", False: "no", None: "?"}[r.fits]
+        answer = "slow" if r.slow else {True: "yes", False: "no", None: "?"}[r.fits]
         told = ", ".join(part for part in (r.path, r.time or "time not known", r.why) if part) if r.fits else r.why
         lines += textwrap.wrap(
-            f"{r.name:<{width}}  {answer:<3}  {told}", WIDTH, subsequent_indent=" " * (width + 7), drop_whitespace=True
+            f"{r.name:<{width}}  {answer:<4}  {told}", WIDTH, subsequent_indent=" " * (width + 8), drop_whitespace=True
         )
         lines += textwrap.wrap(r.purpose, WIDTH, initial_indent="    ", subsequent_indent="    ")
-    lines += ["", "show one: grpo-portable recipes NAME     plan one: grpo-portable train NAME --auto --dry-run"]
+    lines += ["", "show one: grpo-portable recipes NAME"]
+    lines += ["plan one: grpo-portable train NAME --auto --dry-run"]
     return "\n".join(lines)
 
 

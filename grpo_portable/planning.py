@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from doctor import memory, speed
+from doctor import memory, speed, speed_cpu
 from doctor.diagnosis import PATHS, Diagnosis
 from doctor.facts import Facts
 from doctor.plan import card_memory, diagnose
@@ -144,14 +144,28 @@ def _as_pinned(recipe: Recipe, shape: Shape, free: memory.Settled) -> memory.Set
 
 
 def step_seconds(settled: Settled, diagnosis: Diagnosis) -> speed.StepEstimate | None:
-    """Seconds of one step on the path that runs, None when the machine or the model is not known, and on a CPU."""
+    """Seconds of one step on the path that runs, None when the machine or the model is not known.
+
+    On a CPU from the rates that the doctor measured there; a card's come from its data sheet.
+    """
+    if settled.recipe.path == "cpu":
+        shape, rates = _shape(settled.recipe), speed_cpu.rates(diagnosis.facts)
+        if shape is None or rates is None or settled.ledger is None:
+            return None
+        counts = {"prompts": settled.recipe.prompts_per_step, "group_size": settled.recipe.group_size}
+        return speed.cpu_step_estimate(shape, settled.ledger.setting, rates, **counts)
     return speed.estimate(_on_path(settled, diagnosis), **_share(settled, diagnosis))
 
 
 def minutes(settled: Settled, diagnosis: Diagnosis) -> str | None:
-    """The length of the training as text with its error, None as in `step_seconds`."""
-    recipe = settled.recipe
-    return speed.estimate_text(_on_path(settled, diagnosis), steps=recipe.steps, **_share(settled, diagnosis))
+    """The length of the training as text with its error, on a CPU why there is none; None as in `step_seconds`."""
+    step = step_seconds(settled, diagnosis)
+    if settled.recipe.path != "cpu":
+        return None if step is None else speed.in_words(step, settled.recipe.steps)
+    if step is None:
+        known = _shape(settled.recipe) is not None
+        return f"not estimated: {'this CPU was not measured' if known else 'the shape of the model is not known'}"
+    return f"{speed.in_words(step, settled.recipe.steps)}; bootstrap and evaluations come on top"
 
 
 def _share(settled: Settled, diagnosis: Diagnosis) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 TRIALS = {
     "nvml": "doctor.trials.nvml:nvml",
     "cuda": "doctor.trials.cuda:cuda",
+    "cpu": "doctor.trials.cpu:cpu",
     "bnb": "doctor.trials.bnb:bnb_4bit",
     "vllm_import": "doctor.trials.vllm:vllm_import",
     "vllm_start": "doctor.trials.vllm:vllm_start",

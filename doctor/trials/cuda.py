@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from doctor.trials import attempt, describe, stage, tell
+from doctor.trials.cpu import tell_rates
 
 _SIDE = 64  # multiples of 16, as FP8 matmuls demand
 _BLOCK = 128  # side of a scaling block
@@ -33,6 +34,7 @@ def cuda() -> None:
             raise RuntimeError("No CUDA GPUs are available")
     except Exception as e:  # AssertionError, RuntimeError or a driver's own: the text is the fact
         tell("torch_cuda", {"ok": False, "error": describe(e)})
+        tell_rates(torch)  # what is left to train on
         return
     devices = [_describe_device(torch, i) for i in range(count)]
     tell("devices", devices)

@@ -9,6 +9,7 @@ import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,7 +19,7 @@ from doctor.facts import Facts, Gpu, Host, Probe, facts_from_json
 from doctor.speed import duration
 from grpo_portable import catalogue, cli, launch, listing, planning, recipe_page, rewards
 from grpo_portable.errors import PathClosed, RecipeError, RunFolderError, UsageError
-from grpo_portable.recipe import Recipe, load, to_yaml
+from grpo_portable.recipe import Recipe, load, override, to_yaml
 from grpo_portable.rollout.available import unserved
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,11 +228,46 @@ def test_times_read_in_the_unit_they_are_felt_in(seconds: float, text: str) -> N
     assert duration(seconds) == text
 
 
-def test_a_time_on_the_cpu_is_one_that_was_measured() -> None:
-    laptop = Facts(host=Host(platform="linux", ram_gib=16.0), gpus=(), packages={"torch": "2.13.0+cpu"})
-    found = {row.name: row for row in listing.rows(laptop, unserved)}
+def laptop(**extra: Any) -> Facts:
+    return Facts(host=Host(platform="linux", ram_gib=48.0), gpus=(), packages={"torch": "2.13.0+cpu"}, extra=extra)
+
+
+def test_a_time_on_the_cpu_is_measured_or_rests_on_measured_rates() -> None:
+    unmeasured = {row.name: row for row in listing.rows(laptop(), unserved)}
+    assert unmeasured["arithmetic-embedded"].time == "about 1 min on two CPU cores"
+    assert unmeasured["gsm8k-smollm2-135m-cpu"].time is None
+    found = {row.name: row for row in listing.rows(laptop(cpu_rates={"gflops": 160.0, "gb_s": 30.0}), unserved)}
     assert found["arithmetic-embedded"].time == "about 1 min on two CPU cores"
-    assert found["gsm8k-smollm2-135m-cpu"].time is None
+    assert found["gsm8k-smollm2-135m-cpu"].time == "about 87 min"
+
+
+def test_a_recipe_that_has_room_on_a_cpu_but_takes_days_is_marked_as_slow() -> None:
+    rows = listing.rows(laptop(cpu_rates={"gflops": 1000.0, "gb_s": 150.0}), unserved)
+    by_name = {row.name: row for row in rows}
+    slow = by_name["gsm8k-smollm2-135m"]
+    assert (slow.fits, slow.slow, by_name["arithmetic-embedded"].slow) == (True, True, False)
+    fitting = [row.name for row in rows if row.fits]
+    assert fitting[-1] == "gsm8k-smollm2-135m"
+    line = next(line for line in listing.text(rows, "x").splitlines() if line.startswith("gsm8k-smollm2-135m "))
+    assert line.split()[1:3] == ["slow", "cpu,"] and slow.time and slow.time.endswith((" h", " days"))
+    laptops = listing.rows(laptop(cpu_rates={"gflops": 160.0, "gb_s": 38.0}), unserved)
+    refused = next(row for row in laptops if row.name == "gsm8k-smollm2-135m")
+    assert (refused.fits, refused.why) == (False, "cpu has room, but about 8 days")
+
+
+@pytest.mark.parametrize(
+    ("model", "extra", "words"),
+    [
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", {"cpu_rates": {"gflops": 160.0, "gb_s": 30.0}}, "a step (estimate: "),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", {}, "not estimated: this CPU was not measured"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", {"cpu_rates": {"gflops": 0, "gb_s": "x"}}, "this CPU was not measured"),
+        ("someone/unheard-of", {}, "not estimated: the shape of the model is not known"),
+    ],
+)
+def test_a_plan_on_a_cpu_has_a_time_or_says_why_not(model: str, extra: dict[str, Any], words: str) -> None:
+    recipe = override(load(catalogue.find("gsm8k-smollm2-135m-cpu")), [f"model={model}"])
+    settled, diagnosis = planning.plan(recipe, laptop(**extra), auto=True)
+    assert words in str(planning.minutes(settled, diagnosis))
 
 
 def test_the_list_survives_a_machine_nobody_looked_at() -> None:
@@ -267,7 +303,7 @@ def test_the_commands_list_show_copy_and_plan_for_a_saved_machine(tmp_path: Path
     listed = run(cli.app, ["recipes", "--json", "--facts", str(facts)])
     rows = {row["name"]: row for row in json.loads(listed.stdout)}
     assert rows["gsm8k-qwen3-1.7b-t4"]["fits"] is True
-    assert set(rows["gsm8k-qwen3-1.7b-t4"]) == {"name", "purpose", "fits", "path", "time", "why"}
+    assert set(rows["gsm8k-qwen3-1.7b-t4"]) == {"name", "purpose", "fits", "path", "time", "why", "slow"}
     assert "arithmetic-embedded" in run(cli.app, ["recipes", "--plain"]).stdout
     name = "dapo-llama-3.2-1b-fp8"
     assert run(cli.app, ["recipes", name]).stdout == catalogue.find(name).read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from doctor.cards import Card, CardError, cards, find_card
 from doctor.memory import Setting
 from doctor.plan import diagnose
 from doctor.shapes import Shape, shape_of
-from doctor.speed import decode_step_s, estimate_text, step_estimate
+from doctor.speed import decode_step_s, estimate, in_words, step_estimate
 from doctor.what_if import Comparison, WhatIf, answer, assumed_facts
 
 
@@ -147,6 +147,7 @@ def test_the_command_says_it_in_one_line_and_exits_2() -> None:
 
 def test_how_long_a_plan_takes() -> None:
     facts, _ = assumed_facts(find_card("RTX 4090")[0])
-    text = estimate_text(diagnose(facts, "Qwen/Qwen3-1.7B"), steps=150)
+    step = estimate(diagnose(facts, "Qwen/Qwen3-1.7B"))
+    text = step and in_words(step, 150)
     assert text is not None and text.startswith("about ") and "estimate:" in text
-    assert estimate_text(diagnose(facts), steps=150) is None
+    assert estimate(diagnose(facts)) is None
