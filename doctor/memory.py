@@ -108,7 +108,9 @@ def saved_bytes_per_token(shape: Shape, kind: str, rank: int) -> float:
         of_query, of_key = (20.5, 4.5) if shape.qk_norm else (16.3, 0.2)
         return 16.6 * shape.hidden + of_query * query + of_key * key + 16.1 * wide + adapters + more_norms
     of_query, of_key = (14.7, 4.4) if shape.qk_norm else (10.4, 0.2)
-    return 18.6 * shape.hidden + of_query * query + of_key * key + 8.4 * wide + adapters + more_norms
+    # Under autocast PEFT's 4-bit layers keep their input as it is; its 16-bit ones copy it each for q, k, v, o, gate and up.
+    shared = 6.0 * shape.hidden + 2.0 * query if kind == "nf4" else 0.0
+    return 18.6 * shape.hidden - shared + of_query * query + of_key * key + 8.4 * wide + adapters + more_norms
 
 
 def _wide(shape: Shape) -> int:

@@ -65,7 +65,8 @@ def test_adapter_gradients_optimizer_by_hand() -> None:
 
 def test_a_quantised_linear_is_dequantised_for_its_products() -> None:
     more = ledger(QWEN, Setting("nf4"))["activations"] - ledger(QWEN, Setting("bf16"))["activations"]
-    assert more == pytest.approx(4 * 2560 * 9728 / GIB)
+    # the adapters of one block, 768 tokens, share their 16-bit inputs: three of width 2560 and one of 4096 less
+    assert more == pytest.approx((4 * 2560 * 9728 - 768 * (3 * 2 * 2560 + 2 * 4096)) / GIB)
 
 
 PEAKS = json.loads(Path(__file__).with_name("memory_peaks.json").read_text(encoding="utf-8"))["peaks"]
