@@ -6,11 +6,12 @@ Legend: B questions a rollout, G completions a question, N = B*G rows, m rows a 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
+from torch.utils.data import Sampler
 
 _LEFT_PADDED = ("prompt_ids", "prompt_mask")
 _RIGHT_PADDED = (
@@ -34,6 +35,32 @@ def questions_of(rollout: int, *, count: int, per_rollout: int, seed: int) -> li
     """The `per_rollout` question indices of a rollout: the next ones of an endless row of shuffled passes over the data."""
     places = range(rollout * per_rollout, (rollout + 1) * per_rollout)
     return [_order(count, seed, place // count)[place % count] for place in places]
+
+
+def by_length_within_steps(order: Sequence[int], lengths: Sequence[int], rows: int) -> list[int]:
+    """`order` with each run of `rows` indices, those of one step, sorted longest first: the same steps, less padding in their
+    micro-batches.
+    """
+    parts = (order[i : i + rows] for i in range(0, len(order), rows))
+    return [i for part in parts for i in sorted(part, key=lambda i: (-lengths[i], i))]
+
+
+class ShuffledSteps(Sampler[int]):
+    """Row indices of one pass after another, shuffled by seed and epoch, each step of `rows` sorted by length."""
+
+    def __init__(self, lengths: Sequence[int], rows: int, seed: int) -> None:
+        self.lengths, self.rows, self.seed, self.epoch = lengths, rows, seed, 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        order = _order(len(self.lengths), self.seed, self.epoch)
+        return iter(by_length_within_steps(order, self.lengths, self.rows))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by accelerate at the start of each pass, also on a resumed one."""
+        self.epoch = epoch
 
 
 def micro_batches(batch: Mapping[str, Any], parts: int, *, by_length: bool) -> list[dict[str, Any]]:

@@ -128,9 +128,18 @@ def bootstrap(
     from transformers import PrinterCallback, TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
+    from grpo_portable.batches import ShuffledSteps
     from grpo_portable.saving import Saving, UpdateMark
+    from grpo_portable.trl_trainer import score_labels_only
+
+    score_labels_only()
 
     class Quiet(Saving, SFTTrainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            """Steps as random as the default's; within one, micro-batches of like length."""
+            lengths = [len(example["input_ids"]) for example in examples]
+            return ShuffledSteps(lengths, batch * self.accelerator.num_processes, recipe.seed)
+
         def _send_telemetry(self) -> None:
             """TRL reports each run to the hub; this project reports nothing."""
 

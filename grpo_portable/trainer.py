@@ -247,7 +247,8 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         return self._buffered_inputs[self._step % accumulation]
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        model.train()
+        if not model.training:
+            model.train()  # sets a flag in every module: thousands under an adapter
         self._tick()
         micro_batch = self._prepare_inputs(inputs)
         idle = self._is_idle(micro_batch)

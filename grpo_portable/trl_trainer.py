@@ -1,7 +1,10 @@
-"""TRL's GRPOTrainer, imported without vLLM.
+"""TRL's GRPOTrainer, imported without vLLM, and its LM head, which scores nothing in vain on any device.
 
 TRL imports vLLM with its trainer wherever it is installed. It is never asked to use it here, and a vLLM that cannot be
 imported, or is newer than TRL knows, would take down the very paths that run without it.
+
+Its fused head leaves prompts and padding out where Triton runs, and multiplies them by the whole vocabulary elsewhere, so that
+compilers of accelerators not used here see the same shapes. On a CPU that was a fifth of a bootstrap step of SmolLM2.
 """
 
 from __future__ import annotations
@@ -16,5 +19,15 @@ try:
     from trl import GRPOTrainer
 finally:
     _imports.is_vllm_available = _told
+
+
+def score_labels_only() -> None:
+    """Let TRL's fused head pick out the positions with a label before its products, whatever the device."""
+    head: Any = importlib.import_module("trl.trainer.utils")
+    if hasattr(head, "_use_triton"):  # asked there for nothing else; which kernels run is asked in trl.kernels
+        head._use_triton = lambda device: True
+
+
+score_labels_only()
 
 __all__ = ["GRPOTrainer"]

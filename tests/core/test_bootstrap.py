@@ -9,6 +9,7 @@ import pytest
 import tiny
 
 from grpo_portable import bootstrap, prompts
+from grpo_portable.batches import ShuffledSteps, by_length_within_steps
 from grpo_portable.data import Question
 from grpo_portable.errors import DataError
 from grpo_portable.recipe import Recipe
@@ -78,3 +79,16 @@ def test_the_share_counts_the_format_not_the_answer() -> None:
     share = bootstrap.format_share(engine, tiny.model(), BUILDER, [(1,)] * 4, RECIPE)
     assert share == 0.5
     assert engine.synced == 1
+
+
+def test_a_step_keeps_its_rows_and_its_micro_batches_are_of_like_length() -> None:
+    lengths = [5, 9, 1, 7, 3, 8]
+    assert by_length_within_steps([0, 1, 2, 3, 4, 5], lengths, 4) == [1, 3, 0, 2, 5, 4]  # 9 7 5 1, then 8 3
+    # micro-batches of two: 2 x 9 + 2 x 5 + 2 x 8 tokens with padding, 2 x 9 + 2 x 7 + 2 x 8 before
+    seen = list(sampler := ShuffledSteps(lengths, 2, seed=1))
+    assert sorted(seen) == list(range(6)) and seen == list(ShuffledSteps(lengths, 2, seed=1))
+    assert all(lengths[a] >= lengths[b] for a, b in zip(seen[::2], seen[1::2], strict=True))
+    steps = {frozenset(seen[i : i + 2]) for i in (0, 2, 4)}
+    sampler.set_epoch(1)
+    other = list(sampler)
+    assert {frozenset(other[i : i + 2]) for i in (0, 2, 4)} != steps
