@@ -85,8 +85,6 @@ def _possible(asked: Sequence[int], found: dict[int, Card], diagnosis: Diagnosis
 
 def _shared(recipe: Recipe, wanted: Sequence[int]) -> tuple[tuple[int, ...], list[str]]:
     """The GPUs that share a step evenly, and why fewer than were wanted."""
-    if len(wanted) > 1 and recipe.vllm_server:
-        return tuple(wanted[:1]), ["One GPU trains: a vLLM server takes the adapter of one trainer"]
     if len(wanted) > 1 and recipe.backend == "unsloth":
         return tuple(wanted[:1]), ["One GPU trains: Unsloth holds the weights of one process"]
     count = most_processes(len(wanted), recipe.prompts_per_step)

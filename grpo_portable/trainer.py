@@ -152,11 +152,12 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         model = self.accelerator.unwrap_model(self.model_wrapped)
         groups: list[list[Completion]] = []
         try:
-            with rollout_mode(model), self.stop.allowed():
-                self.engine.sync(model)
-                groups = self.engine.generate(prompts, count, sampling)
-                if isinstance(self.engine, Resting):
-                    self.engine.rest()
+            with rollout_mode(model):
+                self.engine.sync(model)  # of several processes all take part in it
+                with self.stop.allowed():
+                    groups = self.engine.generate(prompts, count, sampling)
+                    if isinstance(self.engine, Resting):
+                        self.engine.rest()
         except KeyboardInterrupt:
             if self.processes.count == 1:
                 raise

@@ -9,6 +9,7 @@ import pytest
 from machine_cases import CU130, OK, card, machine, torch
 
 from doctor.facts import Facts, facts_from_json
+from doctor.plan import diagnose
 from grpo_portable import announce, gpus, planning, ranks_command, supervise
 from grpo_portable.errors import UsageError
 from grpo_portable.ladder import Rung
@@ -87,10 +88,11 @@ def test_one_of_two_different_cards_can_be_named() -> None:
     assert planned(facts(L4, card("Tesla T4", "7.5", 15.0)), asked=(1,))[1].plan.gpus == (1,)
 
 
-def test_a_vllm_server_has_one_trainer() -> None:
-    _, diagnosis = planned(facts(L4, L4), vllm_server="http://127.0.0.1:8000")
-    assert diagnosis.plan.gpus == (0,)
-    assert any("one trainer" in reason for reason in diagnosis.plan.reasons)
+def test_unsloth_holds_the_weights_of_one_process() -> None:
+    recipe = replace(RECIPE, backend="unsloth")
+    taken = gpus.on_gpus(recipe, diagnose(facts(L4, L4), recipe.model), None)
+    assert taken.plan.gpus == (0,)
+    assert any("One GPU trains" in reason for reason in gpus.reasons(taken))
 
 
 def answer(count: int, taken: list[int], **of_each: Any) -> dict[str, Any]:
