@@ -33,6 +33,7 @@ from grpo_portable import (
     record,
     rewards,
 )
+from grpo_portable.combinations import samples_elsewhere
 from grpo_portable.engines import PathSettings, open_engine, path_settings, share_weights
 from grpo_portable.errors import Interrupted, NonFiniteError
 from grpo_portable.guards import StopSignal, require_finite
@@ -198,8 +199,10 @@ def _device(recipe: Recipe) -> Any:
 
 
 def _backend(recipe: Recipe, only_evaluate: bool) -> str:
-    """Nothing is gained by weights that are shared with nobody who learns."""
-    return "plain" if only_evaluate and recipe.backend == "unsloth" else recipe.backend
+    """The recipe's backend; nothing is gained by weights that are shared with nobody who learns."""
+    if samples_elsewhere(recipe):
+        return "server"
+    return "unsloth" if recipe.backend == "unsloth" and not only_evaluate else "plain"
 
 
 def _computes_in_bfloat16() -> bool:
