@@ -4,7 +4,7 @@ The only file that imports unsloth. Written against Unsloth 2026.10.9, whose sou
 What importing it changes in the process, and what is made of it:
 - It rewrites TRL's trainers. Ours overrides parts of TRL's own, so these must stay: UNSLOTH_ALLOW_CPU leaves TRL alone, and
   means nothing else where there is an NVIDIA card (unsloth/models/rl.py, unsloth/device_type.py).
-- transformers' Trainer gets its loop and `training_step` from Unsloth: the same but for a banner and a skipped `model.train()`.
+- transformers' Trainer gets its loop, `training_step` and `get_batch_samples` from Unsloth: a tiny run gives the same bits.
 - While a model trains it drops the padding mask, which right-padded rows can do without. Prompts here are padded on the left,
   and would attend to their padding: `_unsloth_keep_padding_mask` keeps the mask (unsloth/models/llama.py).
 - It checkpoints activations its own way, switched on with the adapter; TRL's is left off.

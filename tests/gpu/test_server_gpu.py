@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -78,11 +80,10 @@ def url(source: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         print(f"\nserver ready after {time.perf_counter() - began:.0f} s")
         yield address
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        for number, seconds in ((signal.SIGTERM, 20), (signal.SIGKILL, 10)):  # its engine is a process of its own
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(seconds)
 
 
 def _well(address: str) -> bool:
