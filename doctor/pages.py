@@ -148,7 +148,7 @@ CARDS = {
         "fp8-hf",
         "fp8-hf rolls out with an FP8 copy of the weights through torch's scaled matmul. At the row counts of "
         "a rollout, quantising the activations can cost more than the smaller weights save. The path is "
-        "offered only on cards where it was measured to be faster than bf16-hf.",
+        "offered only on cards, and for models of a size, where it was measured to be faster than bf16-hf.",
         "Measured speed-ups stand in FP8_HF_MEASURED (doctor/walls_gpu.py).",
         ("Use bf16-hf or qlora-hf.",),
     ),

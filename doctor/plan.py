@@ -59,7 +59,7 @@ def diagnose(facts: Facts, model: str | None = None, **options: Any) -> Diagnosi
     optimizer. Unknown memory or an unknown model counts as fitting; nothing is looked up on a network.
     """
     shape = shape_of(model) if model else None
-    walls = find_walls(facts)
+    walls = find_walls(facts, shape)
     own = [*machine_walls(facts), *lock_walls(facts)]
     places = _places(facts, shape, own, options)
     place = min(places, key=_preference)
@@ -121,7 +121,7 @@ def _places(facts: Facts, shape: Shape | None, own: Iterable[Wall], options: Map
     found = []
     for card in sorted(cards_or_unknown(facts), key=better, reverse=True):
         have, known_free = card_memory(facts, card.gpu)
-        closed = closed_on(facts, card, own) | {"cpu"}
+        closed = closed_on(facts, card, own, shape) | {"cpu"}
         settled = _settle(shape, PATHS[:-1], have, known_free, options)
         found.append(_Place(card, have, closed, settled, refused))
     closed = frozenset(PATHS[:-1]) | closed_on(facts, None, own)
@@ -177,7 +177,7 @@ def _after_fix(
     """The best path once the helps that need no new hardware were followed: software set right, the card's memory free."""
     best = [now] if now else []
     for card in cards_or_unknown(facts):
-        closed = {p for w in lasting((*own, *card_walls(facts, card))) for p in w.closes} | {"cpu"}
+        closed = {p for w in lasting((*own, *card_walls(facts, card, shape))) for p in w.closes} | {"cpu"}
         if not walls_vllm.reachable(facts, card) and not all(states[p].open for p in VLLM_PATHS if p not in closed):
             closed |= set(VLLM_PATHS)
         have, known = card_memory(facts, card.gpu)
@@ -265,7 +265,9 @@ def _together(where: str, team: Together) -> Iterable[str]:
     if len(team.gpus) == 1:
         yield f"One card is used, the best for this: {where}"
     else:
-        least = f"; the least free on any of them, {team.have_gib:.1f} GiB, decides" if team.have_gib is not None else ""
+        least = (
+            f"; the least free on any of them, {team.have_gib:.1f} GiB, decides" if team.have_gib is not None else ""
+        )
         yield f"{len(team.gpus)} equal cards are used, one process each: GPU {', '.join(map(str, team.gpus))}{least}"
     yield from team.reasons
 

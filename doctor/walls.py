@@ -13,6 +13,7 @@ from doctor import walls_fp8, walls_gpu, walls_several, walls_stack, walls_torch
 from doctor.diagnosis import PATHS, VLLM_PATHS, Wall
 from doctor.facts import Facts
 from doctor.readings import Card, cards, hidden
+from doctor.shapes import Shape
 from doctor.versions import Pair
 from doctor.walls_locks import lock_walls
 from doctor.walls_proof import proof_walls
@@ -26,9 +27,9 @@ LASTING = frozenset(
 )  # fmt: skip
 
 
-def find_walls(facts: Facts) -> tuple[Wall, ...]:
-    """Every wall, those that close most first, warnings last."""
-    found = [*machine_walls(facts), *_of_all_cards(facts)]
+def find_walls(facts: Facts, shape: Shape | None = None) -> tuple[Wall, ...]:
+    """Every wall, those that close most first, warnings last; `shape` is the model's, if one is known."""
+    found = [*machine_walls(facts), *_of_all_cards(facts, shape)]
     found += [w for w in lock_walls(facts) if _matters(facts, w)]
     found += _warnings(facts)
     distinct = list({(w.code, w.fact): w for w in found}.values())
@@ -51,23 +52,25 @@ def machine_walls(facts: Facts) -> list[Wall]:
     ]
 
 
-def card_walls(facts: Facts, card: Card) -> list[Wall]:
+def card_walls(facts: Facts, card: Card, shape: Shape | None = None) -> list[Wall]:
     """Walls of one card: its silicon, and what the installed software has for it."""
     if walls_gpu.no_card(facts) is not None:
         return []
     software = walls_torch.arch_wall(facts, card), walls_fp8.gate_wall(facts, card), walls_vllm.card_wall(facts, card)
-    return [*walls_gpu.card_walls(facts, card), *filter(None, (*software, walls_gpu.unproven_fp8(card)))]
+    return [*walls_gpu.card_walls(facts, card), *filter(None, (*software, walls_gpu.unproven_fp8(card, shape)))]
 
 
-def closed_on(facts: Facts, card: Card | None, walls: Iterable[Wall]) -> frozenset[str]:
+def closed_on(
+    facts: Facts, card: Card | None, walls: Iterable[Wall], shape: Shape | None = None
+) -> frozenset[str]:
     """The paths that are closed on one card; `walls` are the machine's own, with TRL's lock among them."""
-    own = card_walls(facts, card) if card is not None else []
+    own = card_walls(facts, card, shape) if card is not None else []
     return frozenset(path for wall in (*walls, *own) for path in wall.closes)
 
 
-def _of_all_cards(facts: Facts) -> list[Wall]:
+def _of_all_cards(facts: Facts, shape: Shape | None) -> list[Wall]:
     """The cards' walls, each closing only what is closed on every card; told by the best card, the others after it."""
-    by_card = [(card, card_walls(facts, card)) for card in sorted(cards(facts) or (), key=better, reverse=True)]
+    by_card = [(card, card_walls(facts, card, shape)) for card in sorted(cards(facts) or (), key=better, reverse=True)]
     closed = [frozenset(p for w in walls for p in w.closes) for _, walls in by_card]
     everywhere = frozenset(PATHS).intersection(*closed) if closed else frozenset()
     merged: dict[str, Wall] = {}

@@ -12,12 +12,17 @@ from typing import Any
 from doctor.diagnosis import BF16_PATHS, FP8_PATHS, GPU_PATHS, Help, Wall
 from doctor.facts import Facts
 from doctor.readings import Card, cards, hidden, vendor
+from doctor.shapes import Shape
 from doctor.versions import shown
 
 BF16_FROM = (8, 0)
 FP8_FROM = (8, 9)
-# Capability → how much faster fp8-hf rolled out than bf16-hf where both were measured. Empty until somebody has.
-FP8_HF_MEASURED: Mapping[tuple[int, int], float] = {}
+# Capability → (billions of parameters, how much faster fp8-hf rolled out than bf16-hf), smallest first: one H200, 64 rows,
+# `grpo-portable bench rollout --shape SHAPE --engines portable,portable-fp8` (reports/engines-h200).
+FP8_HF_MEASURED: Mapping[tuple[int, int], tuple[tuple[float, float], ...]] = {
+    (9, 0): ((0.13, 1.00), (0.6, 1.00), (1.7, 1.11), (4.0, 1.27)),
+}
+FP8_HF_PAYS = 1.05  # a smaller gain is not worth other numbers
 
 _OTHER_MACHINE = "another machine: `grpo-doctor --what-if all --model MODEL` compares cards"
 _NO_BF16_GFX = re.compile(r"gfx(?:[678]\d\d|90[0-69c])(?!\w)", re.IGNORECASE)
@@ -179,21 +184,24 @@ def _amd(card: Card) -> Iterator[Wall]:
         )
 
 
-def unproven_fp8(card: Card) -> Wall | None:
-    """fp8-hf is offered only where it was measured to pay."""
+def unproven_fp8(card: Card, shape: Shape | None = None) -> Wall | None:
+    """fp8-hf is offered only where it was measured to pay: on this kind of card, with a model of at least such a size."""
     if card.vendor == "amd" or card.capability is None or card.capability < FP8_FROM:
         return None
-    if FP8_HF_MEASURED.get(card.capability, 0.0) > 1.0:
+    paid = [size for size, gain in FP8_HF_MEASURED.get(card.capability, ()) if gain >= FP8_HF_PAYS]
+    if paid and (shape is None or shape.params >= 0.9e9 * paid[0]):  # a tenth less: sizes in names are round
         return None
+    because = (
+        "at rollout batch sizes casting to FP8 can cost more than its matmuls save; the path opens where a "
+        "measurement says otherwise (FP8_HF_MEASURED in doctor/walls_gpu.py)"
+    )
+    what = f"a model below {paid[0]:g} B parameters" if paid else "this kind of card"
+    size = (f"{shape.params / 1e9:.2g} B parameters",) if paid and shape is not None else ()
     return Wall(
         "FP8-HF-UNPROVEN",
         ("fp8-hf",),
-        "Without vLLM, FP8 rollouts have not been measured to be faster than bfloat16 ones on this kind of card",
-        (
-            f"compute_capability = {shown(card.capability)}",
-            "at rollout batch sizes casting to FP8 can cost more than its matmuls save; the path opens on cards where a "
-            "measurement says otherwise (FP8_HF_MEASURED in doctor/walls_gpu.py)",
-        ),
+        f"Without vLLM, FP8 rollouts have not been measured to be faster than bfloat16 ones on {what}",
+        (f"compute_capability = {shown(card.capability)}", *size, because),
         (Help("Use bf16-hf or qlora-hf; FP8 pays off with vLLM", None, "certain"),),
     )
 

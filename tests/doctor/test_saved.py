@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from doctor.facts import facts_from_json
 from doctor.plan import diagnose
 
@@ -23,7 +25,7 @@ def test_an_h200_whose_training_stack_lacks_one_package_is_found_out_by_the_proo
     for probe in ("lora_step", "qlora_step", "cpu_step"):
         raw["probes"][probe] = {"ok": None, "error": None}
     repaired = diagnose(facts_from_json(raw), "Qwen/Qwen3-4B")
-    assert repaired.plan.path == "bf16-hf"
+    assert repaired.plan.path == "fp8-hf" and repaired.paths["bf16-hf"].open
     assert repaired.plan.dtype == "bfloat16"
 
 
@@ -62,3 +64,19 @@ def test_a_vllm_that_stops_starting_sends_the_same_h200_to_the_portable_engine()
         raw["probes"][probe] = {"ok": False, "error": "RuntimeError: Engine core initialization failed"}
     d = diagnose(facts_from_json(raw), "Qwen/Qwen3-4B")
     assert d.plan.engine == "portable" and not any(d.paths[p].open for p in ("fp8-vllm", "bf16-vllm"))
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        (None, "fp8-hf"),
+        ("Qwen/Qwen3-4B", "fp8-hf"),
+        ("Qwen/Qwen3-1.7B", "fp8-hf"),
+        ("Qwen/Qwen3-0.6B", "bf16-hf"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "bf16-hf"),
+    ],
+)
+def test_fp8_without_vllm_is_taken_for_models_it_was_measured_to_pay_for(model, path):
+    d = diagnose(facts_from_json(saved("h200-torch211-bare")), model)
+    assert d.plan.path == path
+    assert ("FP8-HF-UNPROVEN" in d.paths["fp8-hf"].walls) == (path == "bf16-hf")
