@@ -193,6 +193,7 @@ def serving(server: Server) -> Iterator[str]:
     """The address at which `server` answers inside."""
     listening = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     listening.daemon_threads = True
+    listening.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that go away are part of the tests
     listening.served = server  # type: ignore[attr-defined]
     thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
