@@ -174,7 +174,7 @@ def _host_line(facts: Facts) -> str:
             f"glibc {h.glibc}" if h.glibc else None,
             f"Python {h.python}" if h.python else None,
             f"RAM {h.ram_gib:.0f} GiB" if h.ram_gib is not None else None,
-            f"/dev/shm {h.shm_gib:.3g} GiB" if h.shm_gib is not None else None,
+            f"/dev/shm {h.shm_gib:{'.0f' if h.shm_gib >= 10 else '.2g'}} GiB" if h.shm_gib is not None else None,
             "in a container" if h.container else None,
         ]
     )
