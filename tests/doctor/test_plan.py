@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from machine_cases import CU128, CU130, OK, VLLM, amd, card, driver, failed, machine, torch, with_probes
 
-from doctor import phrases
+from doctor import phrases, walls_gpu
 from doctor.diagnosis import PATHS, Diagnosis
 from doctor.facts import Gpu, facts_from_json
 from doctor.memory import settle
@@ -18,6 +18,12 @@ _4B, _06B, _8B = "Qwen/Qwen3-4B", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"
 _VLLM = with_probes(
     torch("2.13.0+cu130", CU130, vllm="0.31.0", trl="1.16.0", bitsandbytes="0.50.2"), vllm_import=OK, vllm_start=OK
 )
+
+
+@pytest.fixture(autouse=True)
+def fp8_without_vllm_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured since is no part of these cases."""
+    monkeypatch.setattr(walls_gpu, "FP8_HF_MEASURED", {})
 
 
 def plan(facts: dict[str, Any], model: str | None = _4B, **options: Any) -> Diagnosis:
@@ -238,3 +244,20 @@ def test_a_card_told_by_name_only_is_judged_by_its_name(name: str | None, capabi
 def test_a_card_of_which_nothing_is_known_is_not_called_the_cpu() -> None:
     d = diagnose(facts_from_json({"packages": {"vllm": "absent"}}))
     assert phrases.verdict(d).endswith("runs on a GPU of which nothing is known")
+
+
+def test_fp8_without_vllm_is_taken_where_it_was_measured_to_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    h200, ada = machine(card("H200", "9.0", 139.8)), machine(card("RTX 4090", "8.9", 23.5))
+    before = plan(h200)
+    assert before.plan.path == "bf16-hf" and before.paths["fp8-hf"].walls == ("FP8-HF-UNPROVEN",)
+    for speedup, path in ((0.97, "bf16-hf"), (1.26, "fp8-hf")):
+        monkeypatch.setattr(walls_gpu, "FP8_HF_MEASURED", {(9, 0): ((0.6, 1.0), (4.0, speedup))})
+        assert plan(h200).plan.path == path
+        assert plan(h200, _06B).plan.path == "bf16-hf"  # too small to gain
+        assert plan(ada).plan.path == "bf16-hf"  # another kind of card: nobody has measured
+    after, shape = plan(h200).plan, shape_of(_4B)
+    assert (after.engine, after.dtype, after.quantization) == ("portable", "bfloat16", "fp8")
+    assert after.memory is not None and shape is not None
+    assert after.memory.ledger["rollout_copy"] * 2**30 == shape.linear_params  # a byte a weight
+    failing = machine(card("H200", "9.0", 139.8), probes={"fp8_matmul": failed("no kernel image")})
+    assert plan(failing).plan.path == "bf16-hf"
