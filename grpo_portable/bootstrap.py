@@ -129,6 +129,7 @@ def bootstrap(
     from trl import SFTConfig, SFTTrainer
 
     from grpo_portable.batches import ShuffledSteps
+    from grpo_portable.layout import PaddedRight
     from grpo_portable.saving import Saving, UpdateMark
     from grpo_portable.trl_trainer import score_labels_only
 
@@ -139,6 +140,9 @@ def bootstrap(
             """Steps as random as the default's; within one, micro-batches of like length."""
             lengths = [len(example["input_ids"]) for example in examples]
             return ShuffledSteps(lengths, batch * self.accelerator.num_processes, recipe.seed)
+
+        def compute_loss(self, model: Any, *args: Any, **named: Any) -> Any:
+            return super().compute_loss(PaddedRight(model), *args, **named)
 
         def _send_telemetry(self) -> None:
             """TRL reports each run to the hub; this project reports nothing."""

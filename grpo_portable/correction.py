@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from grpo_portable.errors import EngineError
+from grpo_portable.layout import PaddedRight
 
 LIMIT = 2.0  # C
 APART = 0.25  # nats a token: a factor of 1.28 at every token, far beyond what number formats do
@@ -92,8 +93,8 @@ class SamplerCorrection:
         finally:
             self._learned_from, self.use_vllm = None, False
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)  # type: ignore[misc]
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super()._get_per_token_logps_and_entropies(PaddedRight(model), *args, **kwargs)  # type: ignore[misc]
         batch = self._learned_from
         if batch is not None:
             old = batch.get("old_per_token_logps")  # there when a rollout is learned from more than once
