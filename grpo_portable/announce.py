@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from doctor.diagnosis import PATHS, Diagnosis
+from doctor.diagnosis import PATHS, Diagnosis, Wall
 from doctor.render import command_lines
 from grpo_portable.recipe import Recipe
 from grpo_portable.settle import Settled
@@ -43,7 +43,9 @@ def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None) -> st
         rows.append(("memory", f"{ledger.need_gib:.2f}{have} GiB: {parts}"))
     if minutes:
         rows.append(("time", minutes))
-    rows += [("because" if i == 0 else "", reason) for i, reason in enumerate(settled.reasons)]
+    below = tuple(f"({wall.code})" for wall in _in_the_way(recipe, diagnosis))  # told there, with their helps
+    reasons = [reason for reason in settled.reasons if not reason.endswith(below)]
+    rows += [("because" if i == 0 else "", reason) for i, reason in enumerate(reasons)]
     lines = ["plan"] + [line for name, text in rows for line in _row(name, text)]
     closing = _closing(recipe, diagnosis)
     return "\n".join(lines + (["", "what closed the faster paths", *closing] if closing else []))
@@ -93,12 +95,14 @@ def _row(name: str, text: str) -> list[str]:
     return [f"  {name:<9} {wrapped[0]}"] + [f"  {'':<9} {line}" for line in wrapped[1:]]
 
 
-def _closing(recipe: Recipe, diagnosis: Diagnosis) -> list[str]:
+def _in_the_way(recipe: Recipe, diagnosis: Diagnosis) -> list[Wall]:
     better = set(PATHS[: PATHS.index(recipe.path)])
+    return [wall for wall in diagnosis.walls if better & set(wall.closes)]
+
+
+def _closing(recipe: Recipe, diagnosis: Diagnosis) -> list[str]:
     lines: list[str] = []
-    for wall in diagnosis.walls:
-        if not better & set(wall.closes):
-            continue
+    for wall in _in_the_way(recipe, diagnosis):
         lines += textwrap.wrap(f"{wall.code}: {wall.fact}", WIDTH, initial_indent="  ", subsequent_indent="    ")
         for help_ in wall.help[:HELPS]:
             lines += textwrap.wrap(help_.text, WIDTH, initial_indent="    help: ", subsequent_indent="          ")

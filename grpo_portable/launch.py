@@ -60,7 +60,7 @@ def train(
     print(text, flush=True)
     if dry_run:
         return
-    _need_training_stack()
+    _need_training_stack(settled.recipe.model)
     within_reach(settled.recipe)
     folder = new_folder(prepared, out)
     print(f"\nrun folder: {folder.path}\n", flush=True)
@@ -74,7 +74,7 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: 
     on its GPUs, unless others are named.
     """
     folder = run_folder.open_run(out or _newest(trains=True))
-    _need_training_stack()
+    _need_training_stack(folder.recipe().model)
     within_reach(folder.recipe())
     print(f"run folder: {folder.path}\n", flush=True)
     with supervise.folder_errors(folder):
@@ -120,7 +120,7 @@ def evaluate(task: EvalTask, *, out: Path | None) -> None:
     if task.told:
         print(task.told, flush=True)
     prepared = prepare(task.recipe, auto=True, overrides=task.overrides)
-    _need_training_stack()
+    _need_training_stack(prepared.settled.recipe.model)
     within_reach(prepared.settled.recipe, trains=False)
     folder = new_folder(replace(prepared, name="eval"), out)
     folder.write_json("task.json", task.to_json())
@@ -337,11 +337,18 @@ def _trains(folder: Path) -> bool:
     return run_folder.open_run(folder).read_json("task.json").get("only") != "evaluate"
 
 
-def _need_training_stack() -> None:
+def _need_training_stack(model: str) -> None:
+    """PathClosed when a package that every path needs is missing, ModelError when one that this model's file needs is."""
     missing = [name for name in TRAINING_STACK if importlib.util.find_spec(name) is None]
     if missing:
         raise PathClosed(
             f"{', '.join(missing)} not installed",
             because="the base install is only the doctor, so that the right torch can be chosen first",
             help="`grpo-doctor --install-plan` prints the commands for this machine",
+        )
+    if model.lower().endswith(".gguf") and importlib.util.find_spec("gguf") is None:
+        raise ModelError(
+            f"model `{model}` cannot be read",
+            because="the package gguf is not installed",
+            help='pip install "gguf>=0.17"',
         )

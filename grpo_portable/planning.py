@@ -165,7 +165,8 @@ def minutes(settled: Settled, diagnosis: Diagnosis) -> str | None:
     if step is None:
         known = _shape(settled.recipe) is not None
         return f"not estimated: {'this CPU was not measured' if known else 'the shape of the model is not known'}"
-    return f"{speed.in_words(step, settled.recipe.steps)}; bootstrap and evaluations come on top"
+    more = "bootstrap and evaluations" if settled.recipe.bootstrap_epochs else "evaluations"
+    return f"{speed.in_words(step, settled.recipe.steps)}; {more} come on top"
 
 
 def _share(settled: Settled, diagnosis: Diagnosis) -> dict[str, Any]:

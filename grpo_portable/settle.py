@@ -165,12 +165,12 @@ def _nothing_left(
     gpu_closed = next((w for w in diagnosis.walls if {"bf16-hf", "fp16-hf"} & set(w.closes)), None)
     because = [least.reason] if least else [gpu_closed.fact] if gpu_closed and set(passed.values()) <= {"cpu"} else []
     because += [f"{path} is passed over: {why_not}" for why_not, path in passed.items()]
-    return PathClosed(
-        f"no path here can run {recipe.model}",
-        because="; ".join(because) or None,
-        help=(_first_help(gpu_closed) if not least else None)
-        or "`grpo-portable recipes` says what fits here; a smaller model or a lower max_completion_tokens needs less",
-    )
+    helps = ["`grpo-portable recipes` says what fits here"]
+    if least or not gpu_closed:
+        helps.append("a smaller model or a lower max_completion_tokens needs less")
+    elif first := _first_help(gpu_closed):
+        helps.insert(0, first)
+    return PathClosed(f"no path here can run {recipe.model}", because="; ".join(because) or None, help="; ".join(helps))
 
 
 def _asked_for(recipe: Recipe, diagnosis: Diagnosis, can_run: Mapping[str, str | None]) -> str:
@@ -240,5 +240,6 @@ def _sizes(
 
 
 def _first_help(wall: object) -> str | None:
-    helps = getattr(wall, "help", ())
-    return next((h.command or h.text for h in helps), None)
+    """The most certain help of a wall: what it is for, and its command."""
+    found = next(iter(getattr(wall, "help", ())), None)
+    return None if found is None else found.text + (f": {found.command}" if found.command else "")

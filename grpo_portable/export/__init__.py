@@ -8,6 +8,7 @@ The base is loaded unquantised whatever the run trained on. A folder of the expo
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -66,6 +67,9 @@ def export(
     folder = out or run.path / "export" / (to if to != "gguf" else f"gguf-{quantize}")
     if folder.exists() and any(folder.iterdir()):
         raise RunFolderError(f"`{folder}` is not empty", help="choose another --out, or remove it")
+    if to == "gguf" and importlib.util.find_spec("gguf") is None:
+        because = "the package gguf is not installed"
+        raise ExportError("a GGUF file cannot be written", because=because, help='pip install "gguf>=0.17"')
     if to == "gguf" and quantize == "q4_k_m":
         _quantize_tool()
     loaded = _load(run, recipe, base)

@@ -11,6 +11,7 @@ import pytest
 
 from grpo_portable import launch
 from grpo_portable import run as run_folder
+from grpo_portable.errors import ModelError
 from grpo_portable.recipe import Recipe, load, override, to_yaml
 
 ROWS = [{"question": f"What is {a} + 1?", "answer": f"{a} + 1 = {a + 1}\n#### {a + 1}"} for a in range(40)]
@@ -168,6 +169,15 @@ def test_a_hub_out_of_reach_is_told_before_anything_is_loaded_or_written(tmp_pat
     assert "model `nobody/none` is not on this machine, and the hub is out of reach, because 127.0.0.1" in told[0]
     assert not (tmp_path / "out").exists()
     assert time.monotonic() - began < 60  # two looks at the machine; the client's own retries take half a minute more
+
+
+def test_a_gguf_model_without_its_package_is_told_before_libraries_are_loaded(tmp_path, monkeypatch):
+    real = launch.importlib.util.find_spec
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None if name == "gguf" else real(name))
+    launch._need_training_stack("embedded")
+    with pytest.raises(ModelError, match="cannot be read") as told:
+        launch._need_training_stack("model.Q4_1.GGUF")
+    assert told.value.because == "the package gguf is not installed"
 
 
 def test_a_run_can_be_repeated_from_its_own_recipe_and_its_folder_is_kept(tmp_path):

@@ -29,6 +29,18 @@ TEXTS = [
 ]
 
 
+def test_without_the_package_gguf_nothing_is_loaded_for_a_gguf_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run.create(tmp_path / "run", Recipe())
+    made.adapter.mkdir()
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(export, "_load", lambda *_: pytest.fail("the base was loaded"))
+    with pytest.raises(ExportError, match="a GGUF file cannot be written") as told:
+        export.export(made, "gguf")
+    assert told.value.help == 'pip install "gguf>=0.17"'
+
+
 def bpe(cut: cuts.Cut = cuts.CUTS[2], size: int = 384) -> Any:
     """A byte-level BPE that cuts as `cut` says, trained on a few lines; ids 0 and 1 are its end and pad token."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -116,7 +116,7 @@ def test_a_closed_path_that_was_asked_for_names_the_wall():
         settle(
             replace(RECIPE, path="bf16-vllm"), diagnosis("bf16-hf", CLOSED), auto=True, can_run=RUNS, ledger_of=LEDGER
         )
-    assert caught.value.because == "vLLM is not installed" and caught.value.help == "pip install vllm"
+    assert caught.value.because == "vLLM is not installed" and caught.value.help == "x: pip install vllm"
     assert caught.value.exit_code == 1
 
 
@@ -161,6 +161,14 @@ def test_the_plan_as_text_says_what_why_and_what_was_closed():
     ):
         assert words in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_wall_that_is_told_below_is_no_reason_above():
+    d = diagnosis("bf16-hf", CLOSED)
+    plan = replace(d.plan, reasons=("24 GiB are free", "fp8-vllm is closed: the card has no FP8 (FP8-CC-89)"))
+    settled = settle(RECIPE, replace(d, plan=plan), auto=True, can_run=RUNS, ledger_of=LEDGER)
+    text = announce.plan_text(settled, d, None)
+    assert "24 GiB are free" in text and text.count("the card has no FP8") == 1
 
 
 def test_every_command_of_a_plan_says_when_it_helps():
