@@ -27,6 +27,7 @@ LAUNCH_MARGIN = 2  # arithmetic should take this many times as long as the launc
 NO_SLOWER = 1.1  # of the settings whose update should take at most this times the fastest one's, the smallest is taken
 HEADROOM = 0.92  # share of free memory that settings beyond the smallest may fill
 PREFILL_TOKENS = 4096  # prompt tokens the engine runs at once
+SPREAD_PATHS = ("bf16-hf", "fp16-hf")  # whose frozen weights may lie in parts on several cards
 KV_BUCKET = 128  # the static cache's length is a multiple of this
 
 
@@ -47,6 +48,7 @@ class Setting:
     optimizer: str = "adamw"
     shared: bool = False  # the engine reads the policy's own weights (Unsloth), no second copy
     device: str = "cuda"
+    spread: int = 1  # cards that hold the frozen blocks in parts (FSDP2); then rollouts come from elsewhere
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,11 @@ def _lasting(shape: Shape, s: Setting) -> dict[str, float]:
         "optimizer": states * trained,
         "kv_cache": float(kv),
     }
+    if s.spread > 1:  # a part of each block, and two whole ones: the one at work and the one fetched ahead
+        blocks = weight_bytes(shape, s.base) * shape.linear_params / max(1, shape.params)
+        parts["weights"] -= blocks
+        parts["weights"] += blocks / s.spread + 2 * blocks / shape.layers
+        parts["kv_cache"] = parts["rollout_copy"] = 0.0
     if s.engine == "vllm":
         parts["engine_copy"] = 0.0 if s.shared else weight_bytes(shape, "bf16" if s.copy == "none" else s.copy)
         parts["rollout_copy"] = 0.0
@@ -167,8 +174,8 @@ def _update(shape: Shape, s: Setting) -> dict[str, float]:
 
 def _rollout(shape: Shape, s: Setting) -> dict[str, float]:
     """Sampling: the last token's logits of every row in float32, sorted or perturbed once more; the prefill's buffers."""
-    if s.engine == "vllm":
-        return {"sampling": 0.0}  # inside the engine's workspace
+    if s.engine == "vllm" or s.spread > 1:
+        return {"sampling": 0.0}  # inside the engine's workspace, or on other cards
     value = 4 if s.base == "fp32" else 2
     rows = s.rollout_rows * shape.vocab * (value + 4 + 4)
     wide = 2 * max(shape.intermediate, (shape.heads + 2 * shape.kv_heads) * shape.head_dim) + 4 * shape.hidden
@@ -190,12 +197,14 @@ def settle(
     optimizer: str = "adamw",
     shared: bool = False,
     fp8_copy: bool = False,
+    spread: int = 1,
 ) -> Settled:
     """The largest micro-batch and rollout chunk of this path that fit `have_gib` (for `cpu`: free system memory).
 
     `fits` is judged at the smallest setting: one completion in a backward pass, one group of rollouts, checkpointing, no
     rollout copy unless the path is made of one. When that does not fit it is returned as it is. Groups stay whole.
-    `fp8_copy` allows 4-bit weights an FP8 rollout copy where a 16-bit one has no room (the card must multiply FP8).
+    `fp8_copy` allows 4-bit weights an FP8 rollout copy where a 16-bit one has no room (the card must multiply FP8). With
+    `spread` so many cards hold the 16-bit weights in parts; other paths than those of `SPREAD_PATHS` keep them whole.
     """
     total = max(1, group_size) * max(1, prompts_per_step)
     smallest = Setting(
@@ -207,6 +216,7 @@ def settle(
         dora=dora,
         optimizer=optimizer,
         shared=shared,
+        spread=spread if path in SPREAD_PATHS else 1,
     )
     bases = _kinds(path, smallest)
     if have_gib is None:
@@ -259,7 +269,7 @@ def _grown(shape: Shape, path: str, smallest: Setting, total: int, have: float, 
         for copy in ("fp8", "bf16") if fp8_copy else ("bf16",):
             now = widest(iter([replace(now, copy=copy)]), now)
     now = widest((replace(now, rollout_rows=n) for n in _divisors(total) if n >= smallest.rollout_rows), now)
-    if now.engine == "portable" and now.copy == "none" and now.device == "cuda":
+    if now.engine == "portable" and now.copy == "none" and now.device == "cuda" and now.spread == 1:
         now = widest(iter([replace(now, copy="bf16")]), now)
     passes = [replace(now, micro_batch=n, checkpointing=c) for n in _divisors(total) for c in (True, False)]
     fitting = [now, *(p for p in passes if _need(shape, p) <= room)]
@@ -267,9 +277,10 @@ def _grown(shape: Shape, path: str, smallest: Setting, total: int, have: float, 
     now = min((p for p in fitting if update_cost(shape, p, total) <= quick), key=lambda p: _need(shape, p))
     need = _need(shape, now)
     again = "" if now.checkpointing else " without recomputing"
+    parts = f", in parts on {now.spread} cards" if now.spread > 1 else ""
     reason = (
-        f"{path} takes {need:.1f} of {have:.1f} GiB for {shape.name}: {now.base} weights, {completions(now.micro_batch)} "
-        f"in a backward pass{again}, {now.rollout_rows} rows at once"
+        f"{path} takes {need:.1f} of {have:.1f} GiB for {shape.name}: {now.base} weights{parts}, "
+        f"{completions(now.micro_batch)} in a backward pass{again}, {now.rollout_rows} rows at once"
     )
     return _settled(shape, now, have, True, reason)
 

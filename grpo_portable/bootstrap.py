@@ -139,7 +139,7 @@ def bootstrap(
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
             """Steps as random as the default's; within one, micro-batches of like length."""
             lengths = [len(example["input_ids"]) for example in examples]
-            return ShuffledSteps(lengths, batch * self.accelerator.num_processes, recipe.seed)
+            return ShuffledSteps(lengths, batch, recipe.seed)  # `batch` is of all processes
 
         def compute_loss(self, model: Any, *args: Any, **named: Any) -> Any:
             return super().compute_loss(PaddedRight(model), *args, **named)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from doctor.diagnosis import VLLM_PATHS
+from doctor.memory import SPREAD_PATHS
 from grpo_portable.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def _refusals(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     yield from _adapter(recipe)
     yield from _server(recipe)
     yield from _unsloth(recipe)
+    yield from _fsdp(recipe)
     yield from _loss(recipe)
     yield from _rewards(recipe)
     if recipe.path in FLOAT16_PATHS and (because := float16_refusal(recipe.model)):
@@ -137,6 +139,23 @@ def _server(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
             f"a vLLM server with {what}",
             "a server is handed LoRA and rsLoRA adapters of rank 1 to 512, and nothing else",
             "set lora_rank and dora so, or leave vllm_server out",
+        )
+
+
+def _fsdp(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    if recipe.fsdp is not True:
+        return
+    if not samples_elsewhere(recipe):
+        yield (
+            "`fsdp: true` without a vLLM server",
+            "no engine of the process that trains can read weights that lie in parts on several GPUs",
+            "start `vllm serve` on other GPUs and set vllm_server to http://host:port",
+        )
+    if recipe.path not in ("auto", "cpu", *SPREAD_PATHS):
+        yield (
+            f"`fsdp: true` on path {recipe.path}",
+            "only 16-bit weights are kept in parts",
+            f"choose {' or '.join(SPREAD_PATHS)}, or set fsdp to false",
         )
 
 

@@ -163,11 +163,13 @@ def next_step(
     retries: int,
     first: Rung | None = None,
     step: tuple[int, int] = (1, 1),
+    spread: bool = False,
 ) -> Step:
     """The rung to go on with. `rungs`: open paths, best first. `retries`: times this rung was restarted without progress.
 
     `first`: the rung the run began on. A lower path begins with its sizes again: one that was halved for a path with less
     room would only make the next one slow. GPUs that were left out stay out. `step`: its questions, and completions of each.
+    `spread`: the weights lie in parts on all these GPUs, so that neither fewer of them nor another engine is a way on.
     """
     first = first or rung
     if ending.kind in ("user", "reward", "disk", "interrupted", "done"):
@@ -182,6 +184,8 @@ def next_step(
             return Step(smaller, f"out of memory while {ending.phase}: {_change(rung, smaller)}, groups stay whole")
     if ending.kind in ("killed", "crash", "hang") and retries == 0 and not rung.path.endswith("-vllm"):
         return Step(rung, f"{_ENDED[ending.kind]}; one more try on the same path")
+    if spread:
+        return Step(None, "weights in parts need all their GPUs, and a server to sample from")
     if ending.kind in ("killed", "crash", "hang", "collective") and rung.processes > 1:
         fewer = _fewer(rung, ending, step)
         return Step(fewer, f"{_what_failed(ending)}; {_change(rung, fewer)}, groups stay whole")

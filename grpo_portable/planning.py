@@ -13,9 +13,15 @@ from doctor import memory, speed, speed_cpu
 from doctor.diagnosis import PATHS, Diagnosis
 from doctor.facts import Facts
 from doctor.plan import card_memory, diagnose
+from doctor.readings import cards
 from doctor.shapes import Shape, shape_of
+from doctor.together import equal
+from doctor.walls import better
+from doctor.walls_several import no_several
 from grpo_portable import gpus
-from grpo_portable.ladder import CPU_PARAMETERS_LIMIT
+from grpo_portable.combinations import samples_elsewhere
+from grpo_portable.errors import PathClosed
+from grpo_portable.ladder import CPU_PARAMETERS_LIMIT, most_processes
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.available import unserved
 from grpo_portable.rollout.vllm_settings import block_refusal
@@ -38,22 +44,56 @@ def plan(
     this one, where only what the recipe asks of the engines counts.
     """
 
-    def planned(recipe: Recipe) -> tuple[Settled, Diagnosis]:
-        diagnosis = on_gpus(recipe, facts, asked)
+    spread = _spread_over(recipe, facts, asked)
+    if recipe.fsdp is True:
+        return _planned(recipe, facts, auto, can_run, asked, spread)
+    try:
+        found = _planned(recipe, facts, auto, can_run, asked, 1)
+        if recipe.fsdp == "auto" and _wants_parts(recipe, found[0], spread):
+            return _planned(replace(recipe, fsdp=True), facts, auto, can_run, asked, spread)
+        return found
+    except PathClosed as closed:
+        if recipe.fsdp != "auto" or spread == 1:
+            raise
+        if samples_elsewhere(recipe):
+            return _planned(replace(recipe, fsdp=True), facts, auto, can_run, asked, spread)
+        raise _with_spread_help(closed, recipe, facts, asked, spread) from None
+
+
+def _wants_parts(recipe: Recipe, settled: Settled, spread: int) -> bool:
+    """Whether the path that was asked for has no room on one GPU, and its weights may lie in parts on several."""
+    too_large = settled.ledger is not None and settled.ledger.fits is False
+    return too_large and spread > 1 and settled.recipe.path in memory.SPREAD_PATHS and samples_elsewhere(recipe)
+
+
+def _planned(
+    recipe: Recipe,
+    facts: Facts,
+    auto: bool,
+    can_run: Mapping[str, str | None] | None,
+    asked: tuple[int, ...] | None,
+    spread: int,
+) -> tuple[Settled, Diagnosis]:
+    if spread > 1 and len(on_gpus(recipe, facts, asked, spread).plan.gpus) not in (0, spread):
+        spread = len(on_gpus(recipe, facts, asked, spread).plan.gpus)  # one of them is full
+
+    def settled_on(recipe: Recipe) -> tuple[Settled, Diagnosis]:
+        diagnosis = on_gpus(recipe, facts, asked, spread)
+        whole = {p: "it keeps its weights whole" for p in PATHS if p not in memory.SPREAD_PATHS} if spread > 1 else {}
         settled = settle(
             recipe,
             diagnosis,
             auto=auto,
-            can_run={**(can_run or unserved(recipe)), **_blocks(recipe), **_not_on_a_cpu(recipe)},
-            ledger_of=lambda path: ledger_of(recipe, diagnosis, path),
+            can_run={**(can_run or unserved(recipe)), **_blocks(recipe), **_not_on_a_cpu(recipe), **whole},
+            ledger_of=lambda path: ledger_of(recipe, diagnosis, path, spread),
             processes=lambda path: gpus.processes(diagnosis, path),
         )
         return settled, diagnosis
 
-    settled, diagnosis = planned(recipe)
+    settled, diagnosis = settled_on(recipe)
     if recipe.backend == "unsloth" and settled.recipe.backend == "plain":  # no weights are shared: another memory
         why = [reason for reason in settled.reasons if reason.startswith(UNSLOTH_PASSED_OVER)]
-        settled, diagnosis = planned(replace(recipe, backend="plain"))
+        settled, diagnosis = settled_on(replace(recipe, backend="plain"))
         settled = replace(settled, reasons=(*settled.reasons, *why))
     if settled.recipe.path != "cpu":  # where the path was asked for, the doctor's reasons are not among its own
         settled = replace(
@@ -62,9 +102,36 @@ def plan(
     return settled, diagnosis
 
 
-def on_gpus(recipe: Recipe, facts: Facts, asked: tuple[int, ...] | None) -> Diagnosis:
+def _spread_over(recipe: Recipe, facts: Facts, asked: tuple[int, ...] | None) -> int:
+    """On how many GPUs the frozen weights could lie in parts: those asked for, or the best ones that are equal; 1 on one."""
+    found = cards(facts) or ()
+    best = max(found, key=better, default=None)
+    if best is None or no_several(facts) or recipe.lora_rank == 0:
+        return 1
+    count = len(asked) if asked is not None else sum(equal(card, best) for card in found)
+    return most_processes(count, recipe.prompts_per_step)
+
+
+def _with_spread_help(
+    closed: PathClosed, recipe: Recipe, facts: Facts, asked: tuple[int, ...] | None, spread: int
+) -> PathClosed:
+    """The refusal, with what would make it run where the weights would fit in parts."""
+    diagnosis = on_gpus(recipe, facts, asked, spread)
+    ledger = ledger_of(recipe, diagnosis, memory.SPREAD_PATHS[0], spread)
+    if ledger is None or ledger.fits is False or not diagnosis.paths[memory.SPREAD_PATHS[0]].open:
+        return closed
+    return PathClosed(
+        closed.fact,
+        because=closed.because,
+        help=f"in parts on {spread} GPUs it takes {ledger.need_gib:.1f} GiB of each: start `vllm serve {recipe.model} "
+        "--tensor-parallel-size N ...` on other GPUs (docs/fast-path.md) and --set vllm_server=http://host:port",
+    )
+
+
+def on_gpus(recipe: Recipe, facts: Facts, asked: tuple[int, ...] | None, spread: int = 1) -> Diagnosis:
     """The diagnosis with the GPUs that were asked for in its plan. UsageError for ones that cannot be had together."""
-    return gpus.on_gpus(recipe, diagnose(facts, shape_name(recipe), **sizes(recipe), shared=_shared(recipe)), asked)
+    options = {**sizes(recipe), "shared": _shared(recipe), "spread": spread}
+    return gpus.on_gpus(recipe, diagnose(facts, shape_name(recipe), **options), asked)
 
 
 def _shared(recipe: Recipe) -> bool:
@@ -95,7 +162,7 @@ def shape_name(recipe: Recipe) -> str | None:
     return None if recipe.model == "auto" else recipe.model
 
 
-def ledger_of(recipe: Recipe, diagnosis: Diagnosis, path: str) -> memory.Settled | None:
+def ledger_of(recipe: Recipe, diagnosis: Diagnosis, path: str, spread: int = 1) -> memory.Settled | None:
     """What a path needs of each of the run's GPUs (`cpu`: of the system), None when the model's shape is not known.
 
     The one with the least free memory decides.
@@ -108,7 +175,9 @@ def ledger_of(recipe: Recipe, diagnosis: Diagnosis, path: str) -> memory.Settled
     free = free if chosen else free[:1]
     have = facts.host.ram_gib if path == "cpu" else min((gib for gib in free if gib is not None), default=None)
     count = gpus.processes(diagnosis, path)
-    return _as_pinned(recipe, shape, memory.settle(shape, path, have, **sizes(recipe, count), shared=_shared(recipe)))
+    return _as_pinned(
+        recipe, shape, memory.settle(shape, path, have, **sizes(recipe, count), shared=_shared(recipe), spread=spread)
+    )
 
 
 def _as_pinned(recipe: Recipe, shape: Shape, free: memory.Settled) -> memory.Settled:
@@ -159,6 +228,8 @@ def step_seconds(settled: Settled, diagnosis: Diagnosis) -> speed.StepEstimate |
 
 def minutes(settled: Settled, diagnosis: Diagnosis) -> str | None:
     """The length of the training as text with its error, on a CPU why there is none; None as in `step_seconds`."""
+    if settled.recipe.fsdp is True:
+        return None  # nothing of this kind has been measured
     step = step_seconds(settled, diagnosis)
     if settled.recipe.path != "cpu":
         return None if step is None else speed.in_words(step, settled.recipe.steps)

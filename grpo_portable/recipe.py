@@ -145,6 +145,12 @@ class Recipe:
         "elsewhere), `unsloth`; `auto` takes `server` where vllm_server is given, else `plain`",
         ("auto", "plain", "server", "unsloth"),
     )
+    fsdp: bool | str = _f(
+        "auto",
+        "keep the frozen weights in parts on the run's GPUs (FSDP2); rollouts then come from vllm_server. `auto`: where one "
+        "GPU has no room",
+        ("auto",),
+    )
     vllm_server: str = _f("", "address of a running `vllm serve` that makes the rollouts, as http://host:port")
     vllm_adapters: str = _f(
         "", "folder that the vLLM server sees under the same path, for adapters; empty: shared memory of this machine"

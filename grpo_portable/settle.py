@@ -63,8 +63,17 @@ def settle(
         )
     backend, why = _backend(recipe, path, diagnosis, auto=auto)
     reasons += why
+    fsdp = recipe.fsdp is True and processes(path) > 1
+    if fsdp:
+        reasons.append(
+            f"the frozen weights lie in parts on {processes(path)} GPUs (FSDP2): one has no room for all of them"
+        )
     settled = replace(
-        recipe, path=path, backend=backend, eval_data=recipe.data if recipe.eval_data == "auto" else recipe.eval_data
+        recipe,
+        path=path,
+        backend=backend,
+        fsdp=fsdp,
+        eval_data=recipe.data if recipe.eval_data == "auto" else recipe.eval_data,
     )
     ledger = ledger_of(path)
     settled = _sizes(settled, diagnosis, ledger, processes(path), reasons)

@@ -77,7 +77,7 @@ def _climb_down(run: RunFolder, fallback: bool, limits: Limits) -> None:
             idle, retries = (0, 0) if moved else (idle + 1, retries)
             # asked anew: how large the model is, is known once a worker has loaded it
             rungs = ladder.rungs_from_answer(answer, rung.path, run.read_json("run.json").get("total_parameters"))
-            step = ladder.next_step(rung, ending, rungs, retries, first, step_size)
+            step = ladder.next_step(rung, ending, rungs, retries, first, step_size, recipe.fsdp is True)
             if step.rung is None or not fallback:
                 raise _failure(run, ending, step.reason if fallback else "fallbacks are switched off (--no-fallback)")
             before_it, after_it = (ladder.shown(r.path, r.backend) for r in (rung, step.rung))

@@ -32,6 +32,7 @@ from grpo_portable import (
     quiet,
     record,
     rewards,
+    shard,
 )
 from grpo_portable.combinations import samples_elsewhere
 from grpo_portable.engines import PathSettings, open_engine, path_settings, share_weights
@@ -115,6 +116,7 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     for told in asked.told:
         record.tell_once(run, "data", told)
     run.heartbeat(f"loading {recipe.model}")
+    spread = recipe.fsdp is True and processes.count > 1  # block by block, once the adapter is on
     full_precision = recipe.lora_rank == 0 and not only_evaluate  # all weights are trained: they are their own masters
     shared = share_weights(settings, recipe, run=run)
     from transformers import set_seed  # after Unsloth, which patches what is imported after it
@@ -127,7 +129,7 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
                 recipe.model,
                 dtype="float32" if full_precision else settings.dtype,
                 quantization=settings.quantization,
-                device=device,
+                device="cpu" if spread else device,
             )
         )
     shots = prompts.choose_shots(train_data.questions, recipe.few_shot, recipe.seed) if train_data else ()
@@ -146,6 +148,9 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
         model = policy.load_adapter(loaded.model, Path(task["adapter"]).expanduser())
     else:
         model = loaded.model if only_evaluate else policy.add_adapter(loaded.model, recipe)
+    if spread:
+        run.heartbeat("spreading the weights over the GPUs")
+        shard.spread(model, device)
     record.setting(run, recipe, settings, loaded, model, builder, held_out)
     record.data_used(run, recipe, "eval", held_out_data, held_out)
     if train is not None and train_data is not None:

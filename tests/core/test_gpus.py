@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from machine_cases import CU130, OK, card, machine, torch
 
+from doctor import memory
 from doctor.facts import Facts, facts_from_json
 from doctor.plan import diagnose
+from doctor.shapes import shape_of
 from grpo_portable import announce, gpus, planning, ranks_command, supervise
-from grpo_portable.errors import UsageError
-from grpo_portable.ladder import Rung
-from grpo_portable.recipe import Recipe
+from grpo_portable.errors import PathClosed, RecipeError, UsageError
+from grpo_portable.ladder import Ending, Rung, next_step
+from grpo_portable.recipe import Recipe, check
 
 L4 = card("NVIDIA L4", "8.9", 22.0)
 RECIPE = replace(Recipe(), model="Qwen/Qwen3-0.6B", data="openai/gsm8k", prompts_per_step=8, group_size=8)
@@ -137,3 +139,55 @@ def test_a_worker_sees_its_gpus_alone(
     environment = ranks_command.environment(Rung("bf16-hf", 8, 64, gpus=gpus, processes=max(1, len(gpus))))
     assert environment.get("CUDA_VISIBLE_DEVICES") == (shown if gpus else visible)
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+# --- a model that does not fit one card
+
+SERVER = "http://10.0.0.1:8000"
+
+
+def test_weights_lie_in_parts_where_one_card_has_no_room_and_a_server_samples() -> None:
+    """Qwen3-14B in bfloat16 takes 27.5 GiB of weights; four L4 of 22 GiB hold a quarter of the blocks each."""
+    settled, diagnosis = planned(facts(*[L4] * 4), model="Qwen/Qwen3-14B", path="bf16-hf", vllm_server=SERVER)
+    assert settled.recipe.fsdp is True and diagnosis.plan.gpus == (0, 1, 2, 3)
+    assert settled.ledger.fits and settled.ledger.ledger["weights"] < 12 and "kv_cache" not in settled.ledger.ledger
+    assert any("in parts on 4 GPUs" in reason for reason in settled.reasons)
+    small, _ = planned(facts(*[L4] * 4), path="bf16-hf", vllm_server=SERVER)
+    assert small.recipe.fsdp is False, "what fits is kept whole"
+
+
+def test_without_a_server_the_refusal_says_what_would_run_it() -> None:
+    here = facts(*[card("NVIDIA L40S", "8.9", 44.4)] * 8)
+    with pytest.raises(PathClosed) as refused:
+        planned(here, model="Qwen/Qwen2.5-72B")
+    assert "in parts on 8 GPUs" in str(refused.value.help) and "--tensor-parallel-size" in str(refused.value.help)
+    settled, _ = planned(here, model="Qwen/Qwen2.5-72B", vllm_server=SERVER)
+    assert (settled.recipe.path, settled.recipe.fsdp) == ("bf16-hf", True)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"fsdp": True}, {"fsdp": True, "vllm_server": SERVER, "path": "qlora-hf"}], ids=["no server", "4-bit"]
+)
+def test_what_does_not_go_with_weights_in_parts_is_told_before_anything_loads(changes: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match="fsdp"):
+        check(replace(RECIPE, **changes), "here")
+
+
+def test_weights_in_parts_have_no_lower_rung() -> None:
+    rung = Rung("bf16-hf", 4, 16, backend="server", gpus=(0, 1), processes=2)
+    for kind in ("engine", "collective", "crash"):
+        step = next_step(rung, Ending(kind, "rollout", "gone", 1), ("bf16-hf", "cpu"), 1, rung, (8, 8), True)
+        assert step.rung is None and "in parts" in step.reason
+    smaller = next_step(rung, Ending("oom", "update of step 2", "full", 1), ("bf16-hf",), 0, rung, (8, 8), True)
+    assert smaller.rung == replace(rung, micro_batch=2)
+
+
+def test_the_ledger_of_weights_in_parts() -> None:
+    """On two cards half of the blocks, and two whole ones that are at work."""
+    shape = shape_of("Qwen/Qwen3-0.6B")
+    whole = memory.ledger(shape, memory.Setting(base="bf16"))
+    parts = memory.ledger(shape, memory.Setting(base="bf16", spread=2))
+    blocks = 2 * shape.linear_params / 2**30
+    assert parts["weights"] == pytest.approx(whole["weights"] - blocks / 2 + 2 * blocks / shape.layers)
+    assert "kv_cache" not in parts and "sampling" not in parts
+    assert parts["adapter"] == whole["adapter"] and parts["optimizer"] == whole["optimizer"]

@@ -48,6 +48,7 @@ def make(
     adapter: bool = True,
     faults: Any = None,
     processes: Any = None,
+    shard: bool = False,
     **changes: Any,
 ) -> Any:
     """A trainer in `folder`, ready to train; `changes` are fields of the recipe."""
@@ -63,6 +64,12 @@ def make(
     base = model if model is not None else tiny.model()
     set_seed(recipe.seed)
     model = policy.add_adapter(base, recipe) if adapter else base
+    if shard:
+        import torch
+
+        from grpo_portable import shard as room
+
+        room.spread(model, torch.device("cpu"))
     builder = prompts.builder(tiny.tokenizer(), recipe, generation_stop_ids=prompts.generation_stop_ids(base))
     return trainer.GrpoTrainer(
         model,

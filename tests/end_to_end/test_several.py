@@ -173,6 +173,61 @@ def test_two_processes_learn_what_one_with_twice_the_accumulation_learns(
             torch.testing.assert_close(seen[name], expected, rtol=2e-5, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "recomputed"])
+def test_weights_in_parts_give_the_gradient_of_whole_ones(tmp_path: Path, recomputed: bool) -> None:
+    changes = {"loss": "dapo", "gradient_checkpointing": recomputed}
+    alone = gradient(tmp_path / "alone", changes)
+
+    def work(rank: int) -> int:
+        from grpo_portable import shard
+
+        mine = processes.join(cpu=True)
+        made = training.make(
+            tmp_path / f"rank-{rank}", engine=Scripted(), processes=mine, shard=True, **SIZES, **changes
+        )
+        assert shard.is_spread(made.model)
+        held = sum(p.to_local().numel() for p in made.model.parameters() if hasattr(p, "to_local"))
+        whole = sum(p.numel() for p in made.model.parameters() if hasattr(p, "to_local"))
+        assert held == whole // 2 and whole == 2 * (
+            2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 64 + 2 * 32
+        )  # two blocks' weights
+        assert all(not hasattr(p, "to_local") for p in made.model.parameters() if p.requires_grad)
+        torch.save(training.gradients(made), tmp_path / f"{rank}.pt")
+        return 0
+
+    assert several.forked(2, work, tmp_path / "log") == [0, 0], (tmp_path / "log").read_text()
+    for rank in (0, 1):
+        seen = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        for name, expected in alone.items():
+            torch.testing.assert_close(seen[name], expected, rtol=2e-5, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_run_with_weights_in_parts_through_a_server(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes hold half of each block and sample from a server that holds all of it; the adapter loads on the base."""
+    import standin_server
+    import standin_vllm
+
+    from grpo_portable.rollout import served, server_client
+
+    standin_vllm.install(monkeypatch)
+    monkeypatch.delenv(server_client.KEY, raising=False)
+    monkeypatch.setattr(served, "PROBE_TOKENS", 16)
+    folder = tmp_path / "run"
+    with standin_server.serving(standin_server.Server(inputs / "model", context=256)) as url:
+        wanted = recipe(inputs, backend="server", vllm_server=url, fsdp=True, bootstrap_epochs=0.5)
+        run.create(folder, replace(wanted, max_completion_tokens=24, max_prompt_tokens=64))
+        assert start(folder, 2) == [0, 0], log(folder)
+    assert [m["step"] for m in read_lines(folder / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert [g["id"] for g in answers(folder, "tuned")] == [f"test-{i}" for i in range(1, 9)]
+    from grpo_portable import policy
+
+    loaded = policy.load(str(inputs / "model"), dtype="float32")
+    back = policy.load_adapter(loaded.model, folder / "adapter")
+    assert any(p.abs().max() > 0 for n, p in back.named_parameters() if "lora_B" in n)
+
+
 # --- a whole run
 
 
