@@ -298,7 +298,8 @@ def new_folder(prepared: Prepared, out: Path | None) -> run_folder.RunFolder:
     with supervise.folder_errors(folder):
         folder.write_json("facts.json", facts_to_json(prepared.diagnosis.facts))
         folder.write_json("plan.json", _answer(prepared))
-        folder.write_json("run.json", {"schema": run_folder.SCHEMA, "recipe": prepared.name, "command": _command()})
+        told = {"schema": run_folder.SCHEMA, "recipe": prepared.name, "command": _command()}
+        folder.write_json("run.json", {**told, "planned_memory": _planned_memory(prepared.settled)})
     return folder
 
 
@@ -309,6 +310,14 @@ def _answer(prepared: Prepared) -> dict[str, Any]:
     if model and Path(model).expanduser().exists():
         answer["plan"]["model"] = Path(model).name
     return answer
+
+
+def _planned_memory(settled: Settled) -> dict[str, Any] | None:
+    """The ledger of the path that was settled on, for the report to hold against the peak."""
+    if settled.ledger is None:
+        return None
+    parts = {name: round(gib, 3) for name, gib in settled.ledger.ledger.items()}
+    return {"path": settled.recipe.path, "ledger_gib": parts}
 
 
 def _command() -> str:

@@ -34,7 +34,7 @@ def setting(recipe: Recipe, run: Json, facts: Json, train_seconds: float | None,
         ("Data", _data(recipe, run.get("data") or {}, trains)),
         ("Training", _training(recipe) if trains else ""),
         ("Machine", machine(facts)),
-        ("Path", _path(recipe, run)),
+        ("Path", _path(recipe, run, trains)),
         ("Rollout engine", report_engine.line(run)),
         ("Change of path", report_paths.by_stage(run)),
         ("Time", _time(run.get("stages") or {}, train_seconds)),
@@ -225,7 +225,7 @@ def _training(recipe: Recipe) -> str:
     )
 
 
-def _path(recipe: Recipe, run: Json) -> str:
+def _path(recipe: Recipe, run: Json, trains: bool = True) -> str:
     path = run.get("path") or recipe.path
     parts = [code(str(path))]
     engine, backend = run.get("engine"), run.get("backend")
@@ -235,8 +235,18 @@ def _path(recipe: Recipe, run: Json) -> str:
         )
     parts += [plain(str(run[key])) for key in ("dtype", "quantization") if run.get(key)]
     if isinstance(run.get("peak_memory_gib"), (int, float)):
-        parts.append(f"peak memory {run['peak_memory_gib']:.2f} GiB")
+        planned = _planned_gib(run.get("planned_memory") or {}, str(path)) if trains else None
+        beside = "" if planned is None else f" ({planned:.2f} planned)"
+        parts.append(f"peak memory {run['peak_memory_gib']:.2f} GiB{beside}")
     return ", ".join(parts)
+
+
+def _planned_gib(planned: Json, path: str) -> float | None:
+    """What was planned for the path that ran; on a card without the context, which the measured peak (torch's) leaves out."""
+    if planned.get("path") != path:
+        return None
+    parts = planned.get("ledger_gib") or {}
+    return sum(gib for name, gib in parts.items() if path == "cpu" or name != "context") or None
 
 
 def _time(stages: Json, train_seconds: float | None) -> str:

@@ -283,3 +283,14 @@ def test_report_and_scores_need_no_torch():
     code = f"import sys, grpo_portable.report, grpo_portable.compare; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_planned_memory_stands_beside_the_peak_of_the_path_it_was_planned_for():
+    recipe, planned = Recipe(), {"path": "bf16-hf", "ledger_gib": {"weights": 2.0, "activations": 1.5, "context": 0.55}}
+    run = {"path": "bf16-hf", "peak_memory_gib": 3.4, "planned_memory": planned}
+    assert "peak memory 3.40 GiB (3.50 planned)" in report_setting._path(recipe, run)  # torch sees no context
+    fell = {**run, "path": "cpu"}
+    assert "peak memory 3.40 GiB" in report_setting._path(recipe, fell)
+    assert "planned" not in report_setting._path(recipe, fell)
+    on_cpu = {**fell, "planned_memory": {**planned, "path": "cpu"}}
+    assert "3.40 GiB (4.05 planned)" in report_setting._path(recipe, on_cpu)
