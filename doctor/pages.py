@@ -222,6 +222,26 @@ TORCH = {
             "`grpo-doctor --install-plan` prints the whole set for pip and uv.",
         ),
     ),
+    "TORCH-IMPORT": Page(
+        "torch is installed, but cannot be imported",
+        "every path",
+        "A child process that only imports torch raised or was killed: a missing or foreign library, a torn install, or "
+        "code for instructions this processor does not have.",
+        "Every path trains with torch, the CPU path too. The doctor itself never imports it.",
+        (
+            "Install torch again in a fresh environment, from the index that the wall names.",
+            "Look at LD_LIBRARY_PATH and PYTHONPATH: another CUDA or another torch there is found first.",
+        ),
+        "A smaller model or another path.",
+    ),
+    "TORCH-SLOW": Page(
+        "importing torch took too long to be waited for",
+        NOTHING,
+        "The child process that imports torch was ended after twice the time of a trial step; what would have come after "
+        "it is unknown, and unknown never counts as no.",
+        "A first import from a cold or network disk can take minutes.",
+        ("Ask again with a longer --timeout; the second import is mostly faster.",),
+    ),
     "TORCH-CPU-BUILD": Page(
         "torch is a CPU build",
         ALL_GPU,

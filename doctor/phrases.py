@@ -209,7 +209,7 @@ def _package_lines(facts: Facts) -> list[str]:
 
 def _probe_lines(facts: Facts) -> list[str]:
     tried = {n: p for n, p in facts.probes.items() if p.ok is not None}
-    if facts.gpus == ():
+    if facts.gpus == () and not facts.extra.get("torch_import"):
         tried.pop("torch_cuda", None)  # without a card there is nothing that CUDA could fail at
     good = [n for n, p in tried.items() if p.ok]
     lines = ["works: " + ", ".join(good)] if good else []

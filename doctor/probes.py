@@ -8,6 +8,7 @@ What `Facts` has no field for is kept in `extra`:
     memory_holders     programs that hold card memory: name and GiB
     devices            per card, in CUDA's order: what a real matmul there said
     nvml_order         the NVML index of each card, where CUDA counts them another way
+    torch_import       how the import of torch failed (ok False) or took too long (ok None); not there when it went well
     cpu_rates          where no card answers: 10^9 operations and bytes a second of torch on its threads
     fp8_forms          one scaled matmul per tensor, per row and per block: "ok" or what it said
     compilers          gcc (Triton compiles its launchers with it) and ninja (flashinfer and torch extensions)
@@ -67,6 +68,7 @@ def probe(*, children: bool = True, timeout_s: float = 12, say: Callable[[str], 
         "toolkits": ledger.total("toolkits", installed_toolkits),
         "pci": pci,
         **_from_torch(told),
+        "torch_import": _torch_import(outcomes.get("cuda")),
         "links": _links(told, devices or [], order) if len(gpus or ()) > 1 else None,
     }
     probes = {name: _judged(name, outcomes, ledger) for name in PROBES}
@@ -248,6 +250,13 @@ def _links(told: Mapping[str, Any], devices: list[Any], order: list[int | None])
     counts = {device.get("nvml_index"): device.get("nvlinks") for device in devices}
     nvlinks = [counts.get(index) for index in order]
     return {**(told.get("links") or {}), **({"nvlinks": nvlinks} if None not in nvlinks and nvlinks else {})}
+
+
+def _torch_import(outcome: Outcome | None) -> dict[str, Any] | None:
+    """How a torch that was never imported ended its child: ok False with what it said, ok None when it took too long."""
+    if outcome is None or "torch" in outcome.told or outcome.end not in ("error", "crash", "timeout"):
+        return None
+    return {"ok": None if outcome.end == "timeout" else False, "error": outcome.error}
 
 
 def _compilers() -> dict[str, str]:

@@ -42,9 +42,11 @@ def machine_walls(facts: Facts) -> list[Wall]:
     if absent is not None:
         return [w for w in (absent, nothing or walls_vllm.platform_wall(facts)) if w is not None]
     proofs = proof_walls(facts)
+    broken = [w for w in (walls_torch.import_wall(facts),) if w is not None]
     if nothing is not None:
-        return [nothing, *(w for w in proofs if "cpu" in w.closes)]
+        return [*broken, nothing, *(w for w in proofs if "cpu" in w.closes)]
     return [
+        *broken,
         *proofs,
         *walls_torch.torch_walls(facts),
         *walls_vllm.vllm_walls(facts),
@@ -60,9 +62,7 @@ def card_walls(facts: Facts, card: Card, shape: Shape | None = None) -> list[Wal
     return [*walls_gpu.card_walls(facts, card), *filter(None, (*software, walls_gpu.unproven_fp8(card, shape)))]
 
 
-def closed_on(
-    facts: Facts, card: Card | None, walls: Iterable[Wall], shape: Shape | None = None
-) -> frozenset[str]:
+def closed_on(facts: Facts, card: Card | None, walls: Iterable[Wall], shape: Shape | None = None) -> frozenset[str]:
     """The paths that are closed on one card; `walls` are the machine's own, with TRL's lock among them."""
     own = card_walls(facts, card, shape) if card is not None else []
     return frozenset(path for wall in (*walls, *own) for path in wall.closes)

@@ -63,6 +63,35 @@ def torch_absent(facts: Facts) -> Wall | None:
     )
 
 
+def import_wall(facts: Facts) -> Wall | None:
+    """Importing torch raised or killed the child, so not even the CPU path can run; a warning when it only took too long."""
+    found = facts.extra.get("torch_import")
+    if not isinstance(found, Mapping) or found.get("ok"):
+        return None
+    said = f'import torch in a child process: "{found.get("error") or "no message"}"'
+    look = Help("See what it says here", "python -X importtime -c 'import torch'", "likely")
+    if found.get("ok") is None:
+        return Wall(
+            "TORCH-SLOW",
+            (),
+            "torch was not imported within the time that a trial has, so nothing of it is known",
+            (said, "a first import from a cold or network disk can take minutes; so can a busy machine"),
+            (Help("Ask again with more time", "grpo-doctor --timeout 60", "likely"), look),
+        )
+    return Wall(
+        "TORCH-IMPORT",
+        PATHS,
+        "torch is installed, but importing it fails, so no path can run, the CPU path included",
+        (said, f"every path trains with torch; packages.torch = {facts.version('torch')}"),
+        (
+            Help(f"Install torch for {_for_what(facts)} in a fresh environment", torch_line(facts), "likely"),
+            Help("Check that LD_LIBRARY_PATH names no other CUDA, cuDNN or NCCL", "unset LD_LIBRARY_PATH", "try"),
+            look,
+        ),
+        "A smaller model or another path: nothing runs without torch",
+    )
+
+
 def _small(text: str) -> str:
     return text[:1].lower() + text[1:]
 

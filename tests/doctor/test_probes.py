@@ -9,14 +9,16 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from doctor import probes, probes_host, probes_nvidia, probes_other, probes_packages
+from doctor import child, probes, probes_host, probes_nvidia, probes_other, probes_packages
 from doctor.child import Outcome
 from doctor.facts import Driver, Facts, Gpu, Host, Probe, facts_from_json, facts_to_json
 from doctor.ledger import Ledger
+from doctor.plan import diagnose
 
 GIB = 2**30
 
@@ -111,6 +113,36 @@ def test_judge(name: str, outcome: Outcome, ok: bool | None, words: str) -> None
     probe, why = probes.judge(name, outcome)
     assert probe.ok is ok and words in (probe.error or "")
     assert (why is not None) == (ok is None)
+
+
+@pytest.mark.parametrize(
+    ("code", "ok", "path", "wall", "closes_cpu"),
+    [
+        ("import os; os.abort()", False, None, "TORCH-IMPORT", True),
+        ("raise ImportError('libtorch_cpu.so: undefined symbol: iJIT_NotifyEvent')", False, None, "TORCH-IMPORT", True),
+        ("import time; time.sleep(60)", None, "cpu", "TORCH-SLOW", False),
+    ],
+    ids=["aborts", "raises", "hangs"],
+)
+def test_a_torch_that_cannot_be_imported_closes_every_path_the_cpu_included(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    ok: bool | None,
+    path: str | None,
+    wall: str,
+    closes_cpu: bool,
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    outcome = child.run("cuda", timeout_s=1.5 if ok is None else 30)
+    told = probes._torch_import(outcome)
+    assert told is not None and told["ok"] is ok and told["error"], outcome
+    packages = MappingProxyType({"torch": "2.13.0+cpu"})
+    found = diagnose(Facts(gpus=(), packages=packages, extra=MappingProxyType({"torch_import": told})))
+    assert found.plan.path == path and found.paths["cpu"].open is not closes_cpu
+    assert wall in [w.code for w in found.walls]
 
 
 def test_an_fp8_crash_does_not_take_the_matmul_with_it() -> None:

@@ -85,6 +85,8 @@ PAIRS: dict[str, Pair] = {
     "TORCH-DRIVER": (machine(_4090, driver=_570, **torch("2.11.0+cu130", CU130, _UNTRIED)),
                      machine(_4090, driver=_570, **torch("2.10.0+cu128", CU128, _UNTRIED))),
     "TORCH-ARCH": (machine(_V100, **torch("2.11.0+cu130", CU130)), machine(_V100, **torch("2.11.0+cu126", CU126))),
+    "TORCH-IMPORT": (_extra(_HEALTHY, torch_import={"ok": False, "error": "killed by SIGILL"}), _HEALTHY),
+    "TORCH-SLOW": (_extra(_HEALTHY, torch_import={"ok": None, "error": "no answer within 24 s"}), _HEALTHY),
     "TORCH-KERNEL": (_extra(_HEALTHY, loaded={"torch": "2.9.1+cu128"}), _extra(_HEALTHY, loaded={"torch": "2.11.0+cu130"})),
     "PTX-DRIVER": (machine(_4090, driver=_550, **torch("2.9.0+cu128", CU128)),
                    machine(_4090, driver=_570, **torch("2.9.0+cu128", CU128))),
