@@ -248,7 +248,8 @@ def recipes(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
 def bench(context: typer.Context) -> None:
-    """Measure rollout engines side by side: `bench rollout --shape qwen3-4b --engines portable,reference,vllm --json`."""
+    """Measure rollout engines side by side, or a whole step beside TRL's: `bench rollout --shape qwen3-4b --engines
+    portable,reference,vllm --json`, `bench step --shape qwen3-4b --path bf16-hf`."""
     from grpo_portable import bench as bench_room
 
     raise typer.Exit(bench_room.main(context.args))
