@@ -128,6 +128,7 @@ def bootstrap(
     from transformers import PrinterCallback, TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
+    from grpo_portable.arguments import optimizer
     from grpo_portable.batches import ShuffledSteps
     from grpo_portable.layout import PaddedRight
     from grpo_portable.saving import Saving, UpdateMark
@@ -177,7 +178,7 @@ def bootstrap(
         warmup_steps=min(steps // 10, 20),
         weight_decay=0.01,
         max_grad_norm=recipe.max_grad_norm,
-        optim="adamw_bnb_8bit" if recipe.optimizer == "adamw_8bit" else "adamw_torch",
+        optim=optimizer(recipe, dtype=dtype, cpu=cpu),
         seed=recipe.seed,
         bf16=dtype == "bfloat16",
         fp16=dtype == "float16",

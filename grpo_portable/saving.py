@@ -5,9 +5,11 @@ Between the optimizer's step and the end of a step, weights and step number do n
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ import torch
 from transformers import TrainerCallback
 
 from grpo_portable import checkpoint, policy
+from grpo_portable.few_kernels import few_kernels
 from grpo_portable.guards import require_finite
+from grpo_portable.shard import is_spread
+from grpo_portable.walks import short_walks
 
 OVERDUE_S = 300.0  # what a killed worker may cost at most, where a step takes less
 
@@ -33,6 +38,7 @@ class Saving:
     _resumed: checkpoint.Checkpoint | None = None
     _weights_move = False
     _saved_at = 0.0
+    _trained: dict[str, torch.nn.Parameter] | None = None
 
     def overdue(self) -> bool:
         """Whether the last checkpoint is so old that one should be written whatever the step."""
@@ -86,6 +92,26 @@ class Saving:
 
     def _may_go_on_from(self, step: int) -> bool:
         return True
+
+    def trained(self) -> dict[str, torch.nn.Parameter]:
+        """`policy.trainable` of the model; while it trains without looking for them again."""
+        return policy.trainable(self.model) if self._trained is None else self._trained
+
+    def train(self, *args: Any, **named: Any) -> Any:
+        """Train, with the short ways that results allow: fewer walks anywhere, fewer kernels where launching them costs."""
+        self._trained = policy.trainable(self.model)
+        try:
+            with short_walks(self.model), self._kernels():
+                return super().train(*args, **named)  # type: ignore[misc]
+        finally:
+            self._trained = None
+
+    def _kernels(self) -> contextlib.AbstractContextManager[Any]:
+        """`few_kernels` on a GPU, unless Unsloth brings layers of its own or weights come and go in parts."""
+        # on a CPU the arithmetic dominates, and runs stay bit for bit what they were
+        on_gpu = self.accelerator.device.type == "cuda"
+        wanted = on_gpu and "unsloth" not in sys.modules and not is_spread(self.model)
+        return few_kernels(self.model) if wanted else contextlib.nullcontext()
 
     # --- what transformers calls
 

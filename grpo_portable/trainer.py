@@ -149,7 +149,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
 
         A wish to stop ends it with KeyboardInterrupt, in all processes when one has heard it: they meet after their rollouts.
         """
-        model = self.accelerator.unwrap_model(self.model_wrapped)
+        model = self.model  # what accelerate would find inside its wrapper after a walk through all modules
         groups: list[list[Completion]] = []
         try:
             with rollout_mode(model):
@@ -264,7 +264,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
 
     def _idle_step(self) -> torch.Tensor:
         """What a forward and backward pass over idle rows would do, without them."""
-        for parameter in policy.trainable(self.model).values():
+        for parameter in self.trained().values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         self._step += 1
@@ -280,7 +280,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
             # else the sampler's distribution is another one on purpose
             self.gap.require_close(self.engine.name, self.state.global_step + 1)
         self.accelerator.unscale_gradients()
-        named = list(policy.trainable(self.model).items())
+        named = list(self.trained().items())
         gradients = [p.grad for _, p in named if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         bad = None
@@ -304,7 +304,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
     def _drop_update(self, bad: str) -> None:
         step = self.state.global_step + 1
         if self.accelerator.scaler is None:  # the scaler of float16 drops the update by itself and must see why
-            for parameter in policy.trainable(self.model).values():
+            for parameter in self.trained().values():
                 parameter.grad = None
         if self.processes.is_main:
             self.run.event("nonfinite", f"the update of step {step} was skipped: {bad} is not finite", step=step)

@@ -9,6 +9,7 @@ compilers of accelerators not used here see the same shapes. On a CPU that was a
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import Any
 
@@ -28,6 +29,17 @@ def score_labels_only() -> None:
         head._use_triton = lambda device: True
 
 
+def leave_checkpointing_alone() -> None:
+    """Let TRL score a rollout without switching gradient checkpointing off and on again, two walks through all modules a step.
+
+    It does so for the sake of a warning of `use_reentrant=True`; `arguments.py` asks for False.
+    """
+    trainer: Any = importlib.import_module("trl.trainer.grpo_trainer")
+    if hasattr(trainer, "disable_gradient_checkpointing"):
+        trainer.disable_gradient_checkpointing = lambda model, kwargs=None: contextlib.nullcontext()
+
+
 score_labels_only()
+leave_checkpointing_alone()
 
 __all__ = ["GRPOTrainer"]
