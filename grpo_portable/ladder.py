@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -272,7 +273,7 @@ def _ended_by(returncode: int, log_tail: str) -> str | None:
     if named := _SIGNAL.search(log_tail):
         return named[1]
     number = -returncode if returncode < 0 else returncode - 128
-    return f"signal {number}" if number in (4, 6, 7, 8, 9, 11, 15) else None
+    return signal.Signals(number).name if number in (4, 6, 7, 8, 9, 11, 15) else None
 
 
 def _error_line(text: str) -> str:

@@ -52,6 +52,11 @@ def test_endings(code, failure, log, kind):
     assert classify(code, failure, log, "training").kind == kind
 
 
+def test_a_worker_that_was_killed_names_the_signal():
+    assert classify(-9, {}, "", "rollout of step 4").error == "the worker was ended by SIGKILL"
+    assert classify(139, {}, "", "update").error == "the worker was ended by SIGSEGV"
+
+
 def test_the_error_told_is_the_workers_and_not_the_launchers():
     log = "ModuleNotFoundError: No module named 'httpx2'\nTraceback (most recent call last):\n" + LAUNCHER.format("1")
     assert classify(1, {}, log, "starting").error == "ModuleNotFoundError: No module named 'httpx2'"
