@@ -15,7 +15,7 @@ import torch
 import training
 
 from grpo_portable import checkpoint, policy
-from grpo_portable.arguments import training_arguments
+from grpo_portable.arguments import optimizer, training_arguments
 from grpo_portable.batches import micro_batches, questions_of
 from grpo_portable.errors import EngineError, NonFiniteError, RewardError
 from grpo_portable.guards import NonFiniteGuard, StopSignal
@@ -123,6 +123,21 @@ def test_the_recipe_becomes_trls_arguments(tmp_path: Path) -> None:
     assert arguments(loss="cispo").epsilon_high == 5.0
     assert arguments(loss="cispo", epsilon_high=3.0).epsilon_high == 3.0
     assert arguments(lr_schedule="constant").lr_scheduler_type == "constant_with_warmup"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "dtype", "cpu", "name"),
+    [
+        ("adamw", "bfloat16", False, "adamw_torch_fused"),
+        ("adamw", "float16", False, "adamw_torch"),  # its skipped steps must be seen
+        ("adamw", "float32", True, "adamw_torch"),
+        ("adamw_8bit", "bfloat16", False, "adamw_bnb_8bit"),
+    ],
+)
+def test_the_optimizer_is_fused_on_a_gpu(recipe: str, dtype: str, cpu: bool, name: str) -> None:
+    from dataclasses import replace
+
+    assert optimizer(replace(training.RECIPE, optimizer=recipe), dtype=dtype, cpu=cpu) == name
 
 
 # --- the gradient is the formula's
