@@ -1,4 +1,4 @@
-"""Layers in few kernels on a card: as near to float32's gradient as the models' own code, with half the launches and less memory."""
+"""Layers in few kernels on a card: gradients as near to float32's, half the launches, no more memory."""
 
 import contextlib
 from dataclasses import replace
