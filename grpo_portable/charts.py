@@ -76,6 +76,7 @@ def curves(file: Path, runs: Mapping[str, tuple[Sequence[int], Sequence[float]]]
             axis.plot(xs, smooth(ys), color=colour, linewidth=1.8, linestyle=dash, label=name)
         axis.set_title("mean reward of a step, running mean; pale: each step")
         axis.set_xlabel("optimizer step")
+        axis.locator_params(axis="x", integer=True)
         figure.legend(*axis.get_legend_handles_labels(), loc="outside upper left", ncols=3, frameon=False)
         return _save(figure, file)
 
@@ -199,6 +200,7 @@ def _reward(steps: Sequence[windows.Step], events: Sequence[Mapping[str, Any]]) 
     axis.annotate(f"{line[-1]:.2f}", (xs[-1], line[-1]), (5, 0), textcoords="offset points", va="center", color=BLUE)
     axis.set_title("mean reward of a step; strong line: running mean")
     axis.set_xlabel("optimizer step")
+    axis.locator_params(axis="x", integer=True)
     axis.set_xlim(xs[0] - 0.5, xs[-1] + max(1.0, 0.01 * len(xs)))
     foot = axis.get_ylim()[0]
     marked = [e for e in events if e.get("kind") in MARKED_EVENTS and isinstance(e.get("step"), (int, float))]
@@ -224,6 +226,7 @@ def _components(found: Sequence[Panel]) -> Any:
         if panel.share:
             axis.set_ylim(-2, max(10.0, min(102.0, 1.1 * max(values))))
         axis.locator_params(nbins=4)
+        axis.locator_params(axis="x", integer=True)
     for axis in axes.flat[len(found) :]:
         axis.set_visible(False)
     figure.supxlabel("optimizer step", fontsize=9)

@@ -272,6 +272,13 @@ def test_one_step_can_be_drawn(tmp_path):
     assert list(drawn) == ["reward"]
 
 
+def test_there_is_no_half_a_step():
+    steps = windows.steps_in_order(run_folders.metrics(2))
+    for figure in (charts._reward(steps, []), charts._components(charts.panels(steps))):
+        shown = [axis for axis in figure.axes if axis.get_visible()]
+        assert shown and all(tick == round(tick) for axis in shown for tick in axis.get_xticks())
+
+
 def test_events_of_a_run_are_read_from_its_file(tmp_path):
     run = run_folders.make_run(tmp_path / "run", n=20)
     assert [e["kind"] for e in read_lines(run.events_file)] == ["oom", "fallback", "saved"]
