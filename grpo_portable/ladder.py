@@ -78,6 +78,9 @@ DISK = re.compile(r"No space left on device|Disk quota exceeded|File too large \
 # the worker's last words, for when the disk has no room for failure.json
 _TOLD = re.compile(rf"^worker: ({'|'.join(EXIT)}): (.*)$", re.M)
 _IMPORT = re.compile(r"^(?:ModuleNotFoundError|ImportError): ", re.M)
+_BROKEN_CODE = re.compile(
+    r"vLLM could not start: .*(ImportError|ModuleNotFoundError|AttributeError|NameError|undefined symbol)"
+)
 _ENDED = {"killed": "the worker was killed", "crash": "the worker crashed", "hang": "the worker hung"}
 _ROLLS_OUT, _UPDATES = (
     ("roll", "eval"),
@@ -194,7 +197,7 @@ def next_step(
     if rung.backend != "plain":
         told = f"the {rung.backend} backend ended ({ending.kind}): {ending.error}"
         return Step(shared(replace(kept, path=rung.path), step), told)
-    below = _below(rung.path, rungs)
+    below = _below(rung.path, [p for p in rungs if not (_same_code(ending) and p.endswith("-vllm"))])
     if below is None:
         return Step(None, f"no path is open below {rung.path}")
     lower = replace(kept, path=below) if below != PATHS[-1] else replace(kept, path=below, gpus=(), processes=1)
@@ -237,6 +240,11 @@ def rungs_from_answer(answer: Mapping[str, Any], start: str, parameters: int | N
     ]
     too_big = parameters is not None and parameters > CPU_PARAMETERS_LIMIT
     return tuple(p for p in is_open if p == start or p != "cpu" or not too_big)
+
+
+def _same_code(ending: Ending) -> bool:
+    """Whether vLLM broke on its own code, which its other number formats load as well."""
+    return ending.kind in ("engine", "import") and bool(_BROKEN_CODE.search(ending.error))
 
 
 def _below(path: str, rungs: Sequence[str]) -> str | None:

@@ -239,3 +239,16 @@ def test_a_micro_batch_divides_what_one_process_has():
 def test_as_many_processes_as_share_a_step_evenly():
     assert [most_processes(n, 8) for n in (1, 2, 3, 5, 8, 9)] == [1, 2, 2, 4, 8, 8]
     assert most_processes(4, 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "path"),
+    [
+        ("vLLM could not start: ImportError: cannot import name 'Worker'", "bf16-hf"),
+        ("vLLM could not start: ImportError: vllm/_C.abi3.so: undefined symbol: _ZN3c10", "bf16-hf"),
+        ("vLLM could not start: RuntimeError: no FP8 kernel for this shape", "bf16-vllm"),
+        ("vLLM failed in a rollout: AttributeError: 'NoneType' object has no attribute 'x'", "bf16-vllm"),
+    ],
+)
+def test_a_vllm_whose_own_code_is_broken_is_not_tried_in_another_format(error, path):
+    assert next_step(TOP, Ending("engine", "rollout engine starting", error), OPEN, 0).rung.path == path
