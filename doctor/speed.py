@@ -21,7 +21,9 @@ from doctor.shapes import Shape, shape_of
 BANDWIDTH_SHARE = 0.85  # of the data sheet's bandwidth, reached by large reads
 PRODUCT_SHARE = 0.45  # assumed, of the data sheet's tensor rate, reached by the products of prefill and update
 DECODE_PRODUCT_SHARE = 0.6  # the same for a decode step's few, wide products
-PORTABLE_LAYER_S = 36e-6  # one block's kernels in one decode step inside a CUDA graph, beside the bytes; fused by Triton
+PORTABLE_LAYER_S = (
+    36e-6  # one block's kernels in one decode step inside a CUDA graph, beside the bytes; fused by Triton
+)
 GENERATE_LAYER_S = 3.1e-3  # the same in transformers' generate, 4-bit weights, adapter not merged, no graph
 VLLM_STEP_S, VLLM_ROW_S = 1.5e-3, 11e-6  # a decode step of vLLM, and what each row adds
 BLOCK_PASS_S = 1.2e-3  # assumed: launching one block's forward or backward, peft's adapters included

@@ -101,7 +101,13 @@ def test_the_set_assumed_for_a_card_raises_no_wall_about_torch(card: Card) -> No
 def test_text_holds_verdict_ledger_time_and_error_in_80_columns() -> None:
     text = one("8x RTX 4090", "Qwen/Qwen3-4B").to_text()
     assert text.startswith("8 x GeForce RTX 4090: Qwen/Qwen3-4B takes fp8-vllm\n")
-    for part in ("Assumed: Linux", "engine copy", "a step (", "a factor of 2 either way", "8 cards share 8 questions x 8"):
+    for part in (
+        "Assumed: Linux",
+        "engine copy",
+        "a step (",
+        "a factor of 2 either way",
+        "8 cards share 8 questions x 8",
+    ):
         assert part in " ".join(text.split()), part
     assert max(map(len, text.splitlines())) <= 80
 
