@@ -42,7 +42,7 @@ def path_settings(path: str, *, bfloat16: bool, backend: str = "plain") -> PathS
     """The settings of a path. `bfloat16`: whether the card computes in it (compute capability 8.0 or higher)."""
     engine = "server" if backend == "server" else "vllm" if path in VLLM_PATHS else "portable"
     if path == "cpu":
-        return PathSettings(path, engine, "float32", None, "none", backend)
+        return PathSettings(path, engine, "float32", None, "auto", backend)
     half = "float16" if path.startswith("fp16") or not bfloat16 else "bfloat16"
     quantization, copy = "nf4" if path == "qlora-hf" else None, "fp8" if path in FP8_PATHS else "auto"
     return PathSettings(path, engine, half, quantization, copy, backend)

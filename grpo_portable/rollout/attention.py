@@ -4,6 +4,7 @@ Keys and values lie as [rows, positions, KV heads, head dims]; row r holds `leng
 folded into the query's length, so that keys and values are read once a KV head and never repeated.
 
     flash   CUDA from compute capability 8.0, 16 bits: torch's own variable-length kernel reads just the positions each row has
+    batched the CPU in float32: a matrix product a row and KV head, which takes it less than sdpa's own kernel for one query
     sdpa    everywhere: a mask over the first `span` positions
     plain   scores with a soft cap, which no fused kernel computes
 
@@ -25,7 +26,8 @@ class Reach:
     """What each row may attend to in one step, computed once and read by every layer.
 
     `lengths` [N] int32 counts the keys of each row; `starts` [N + 1] int32 is where each row begins in the cache and `queries`
-    [N + 1] int32 in the query (flash); `masks` per window: [N, 1, 1, span] bool (sdpa, plain).
+    [N + 1] int32 in the query (flash); `masks` per window: [N, 1, 1, span] bool (sdpa, plain), or what is added to the scores,
+    [N * K, G, span] (batched).
     """
 
     kind: str
@@ -39,6 +41,8 @@ class Reach:
 def kind_for(shape: Shape, device: torch.device, dtype: torch.dtype) -> str:
     if shape.attn_softcap:
         return "plain"
+    if device.type == "cpu" and dtype == torch.float32:
+        return "batched"
     if device.type != "cuda" or torch.version.cuda is None or dtype not in (torch.float16, torch.bfloat16):
         return "sdpa"
     fits = torch.cuda.get_device_capability(device) >= (8, 0) and shape.head_dim <= 256 and shape.head_dim % 8 == 0
@@ -54,6 +58,8 @@ def reach(kind: str, shape: Shape, lengths: torch.Tensor, capacity: int, span: i
     at = torch.arange(span, device=device)
     seen = at < lengths[:, None]
     masks = {w: (seen if w is None else seen & (at >= lengths[:, None] - w))[:, None, None] for w in set(shape.windows)}
+    if kind == "batched":
+        masks = {w: _added(mask, shape) for w, mask in masks.items()}
     return Reach(kind, span, lengths, None, None, masks)
 
 
@@ -64,6 +70,8 @@ def decode(
     rows = q.shape[0]
     if where.kind == "flash":
         return _flash_decode(q, keys, values, where, shape, window).reshape(rows, -1)
+    if where.kind == "batched":
+        return _batched_decode(q, keys, values, where, shape, window).view(rows, -1)
     q = q.view(rows, shape.kv_heads, shape.group, shape.head_dim)
     k, v = (t[:rows, : where.span].transpose(1, 2) for t in (keys, values))
     mask = where.masks[window]
@@ -71,6 +79,20 @@ def decode(
         return _plain(q, k, v, mask, shape).reshape(rows, -1)
     mask = mask.expand(-1, -1, shape.group, -1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=shape.scaling).reshape(rows, -1)
+
+
+def _added(mask: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """A mask [N, 1, 1, span] as numbers added to the scores [N * K, G, span]."""
+    low = torch.zeros(mask.shape).masked_fill_(~mask, float("-inf"))
+    return low.expand(-1, shape.kv_heads, shape.group, -1).reshape(-1, shape.group, mask.shape[-1])
+
+
+def _batched_decode(q, keys, values, where: Reach, shape: Shape, window: int | None) -> torch.Tensor:
+    rows = q.shape[0]
+    k, v = (t.transpose(1, 2)[:rows, :, : where.span].flatten(0, 1) for t in (keys, values))  # views, no copies
+    q = q.reshape(rows * shape.kv_heads, shape.group, shape.head_dim)
+    scores = torch.baddbmm(where.masks[window], q, k.transpose(1, 2), alpha=shape.scaling)
+    return torch.bmm(torch.softmax(scores, -1), v)
 
 
 def _flash_decode(q, keys, values, where: Reach, shape: Shape, window: int | None) -> torch.Tensor:

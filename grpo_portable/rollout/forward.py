@@ -46,9 +46,14 @@ class Plain:
 
     def ready(self, tables: Tables, cache: Cache, rows: Rows) -> Any:
         """What every layer of one step needs and no layer changes."""
-        slots = torch.arange(rows.lengths.shape[0], device=rows.lengths.device) * cache.capacity + rows.lengths
+        places = cache.places(rows.lengths)
         turns = {name: (cos[rows.lengths], sin[rows.lengths]) for name, (cos, sin) in tables.items()}
-        return cache, slots, turns, attention.reach(cache.kind, self.shape, rows.lengths + 1, cache.capacity, rows.span)
+        return (
+            cache,
+            places,
+            turns,
+            attention.reach(cache.kind, self.shape, rows.lengths + 1, cache.capacity, rows.span),
+        )
 
     def normed(self, x: torch.Tensor, pending: Any, factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual [N, hidden] with `pending` added, and its norm."""
@@ -59,11 +64,10 @@ class Plain:
         self, x: torch.Tensor, pending: Any, layer: Layer, index: int, ready: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual, and the queries [N, H, D]; keys and values go to the cache."""
-        cache, slots, turns, _ = ready
+        cache, places, turns, _ = ready
         x, h = self.normed(x, pending, layer.norm_in)
         q, k, v = heads(h, layer, self.shape, *turns[self.shape.rotary[index]])
-        cache.keys[index].view(-1, self.shape.kv_heads, self.shape.head_dim).index_copy_(0, slots, k)
-        cache.values[index].view(-1, self.shape.kv_heads, self.shape.head_dim).index_copy_(0, slots, v)
+        cache.write(index, places, k, v)
         return x, q
 
     def ready_for_prompts(self, tables: Tables, cache: Cache, rows: torch.Tensor, length: int) -> Any:
@@ -138,13 +142,13 @@ def prefill(
 
 def heads(h: torch.Tensor, layer: Layer, shape: Shape, cos: torch.Tensor, sin: torch.Tensor):
     """Rotated queries [N, H, D] and keys [N, K, D], and values [N, K, D], of normed states [N, hidden]."""
-    q, k, v = (
-        product(h, layer.qkv)
-        .view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
-        .split((shape.heads, shape.kv_heads, shape.kv_heads), 1)
-    )
-    if layer.norm_q is not None and layer.norm_k is not None:
-        q, k = norm(q, layer.norm_q, shape.eps), norm(k, layer.norm_k, shape.eps)
+    qkv = product(h, layer.qkv).view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
+    both, v = qkv.split((shape.heads + shape.kv_heads, shape.kv_heads), 1)
+    if layer.norm_q is None or layer.norm_k is None:
+        q, k = rotated(both, cos, sin).split((shape.heads, shape.kv_heads), 1)
+        return q, k, v
+    q, k = both.split((shape.heads, shape.kv_heads), 1)
+    q, k = norm(q, layer.norm_q, shape.eps), norm(k, layer.norm_k, shape.eps)
     return rotated(q, cos, sin), rotated(k, cos, sin), v
 
 
@@ -152,12 +156,15 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     """Rotary positions on the first dims of x [N, heads, D]; `cos` and signed `sin` are [N, rotated dims]."""
     dims = cos.shape[-1]
     part = x if dims == x.shape[-1] else x[..., :dims]
-    turned = torch.cat((part[..., dims // 2 :], part[..., : dims // 2]), -1)
+    turned = part.roll(dims // 2, -1)
     part = torch.addcmul(part * cos[:, None], turned, sin[:, None])
     return part if dims == x.shape[-1] else torch.cat((part, x[..., dims:]), -1)
 
 
 def norm(x: torch.Tensor, factors: torch.Tensor, eps: float) -> torch.Tensor:
+    if x.device.type == "cpu" and x.dtype == factors.dtype == torch.float32:  # where rms_norm is nine calls
+        spread = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+        return (x * spread).mul_(factors)
     if factors.dtype == x.dtype:
         return F.rms_norm(x, (x.shape[-1],), factors, eps)
     return F.rms_norm(x.float(), (x.shape[-1],), factors, eps).to(x.dtype)
@@ -177,6 +184,8 @@ def product(x: torch.Tensor, parts: tuple[Dense, ...]) -> torch.Tensor:
 
 
 def _product(x: torch.Tensor, part: Dense) -> torch.Tensor:
+    if part.packed is not None:
+        return part.packed.times(x, part.bias)
     if part.scale is None or part.unit is None:
         return F.linear(x, part.weight, part.bias)
     return product_fp8(x, part.weight, part.bias, part.scale, part.unit)
@@ -189,5 +198,5 @@ def embedded(weights: Weights, shape: Shape, tokens: torch.Tensor) -> torch.Tens
 
 def logits_of(weights: Weights, shape: Shape, h: torch.Tensor) -> torch.Tensor:
     """Logits [N, V] of normed states [N, hidden]."""
-    logits = F.linear(h, weights.head.weight, weights.head.bias)
+    logits = _product(h, weights.head)
     return logits if not shape.logit_softcap else torch.tanh(logits / shape.logit_softcap) * shape.logit_softcap

@@ -1,5 +1,7 @@
 """The static KV cache: keys and values of every layer, [rows, positions, KV heads, head dims] each.
 
+They lie so in memory too, but where batched products read them (`attention.py`): there the heads lie outside the positions.
+
 Addresses never change, so captured graphs stay valid; moving a row, or giving a prompt to several, is a copy.
 """
 
@@ -17,13 +19,27 @@ class Cache:
     def __init__(self, shape: Shape, rows: int, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
         self.rows, self.capacity = rows, capacity
         self.kind = attention.kind_for(shape, device, dtype)
-        size = (2 * shape.layers, rows, capacity, shape.kv_heads, shape.head_dim)
+        self.heads_first = self.kind == "batched"
+        inner = (shape.kv_heads, capacity) if self.heads_first else (capacity, shape.kv_heads)
         # zeros, not empty: masked positions are multiplied by zero, and zero times a stray NaN is NaN
-        self.all = torch.zeros(size, device=device, dtype=dtype)
+        held = torch.zeros(2 * shape.layers, rows, *inner, shape.head_dim, device=device, dtype=dtype)
+        wide = shape.head_dim * dtype.itemsize % 8 == 0
+        words = held.view(torch.int64) if wide else held  # a copy moves eight bytes at a time where it can
+        self.all, self._words = (t.transpose(2, 3) if self.heads_first else t for t in (held, words))
         self.keys, self.values = list(self.all[: shape.layers]), list(self.all[shape.layers :])
-        flat = self.all.view(*size[:3], -1)
-        wide = shape.kv_heads * shape.head_dim * dtype.itemsize % 8 == 0
-        self._words = flat.view(torch.int64) if wide else flat  # a copy moves eight bytes at a time where it can
+
+    def places(self, lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Where the next key of rows with `lengths` [N] keys goes: what `write` wants."""
+        rows = torch.arange(lengths.shape[0], device=lengths.device)
+        return (rows, lengths) if self.heads_first else (rows * self.capacity + lengths,)
+
+    def write(self, layer: int, places: tuple[torch.Tensor, ...], keys: torch.Tensor, values: torch.Tensor) -> None:
+        """One more key and value a row, both [N, KV heads, head dims], of one layer."""
+        for held, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            if self.heads_first:
+                held.index_put_(places, new)
+            else:
+                held.view(-1, *new.shape[1:]).index_copy_(0, places[0], new)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], span: int) -> None:
         """Copy the first `span` positions of rows `sources` over rows `targets`; no target is a source."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 
+from doctor.probes_host import available_gib
 from grpo_portable.errors import DataError, EngineError, EngineUnsupported
 from grpo_portable.rollout import delta, fp8, fused, kv
 from grpo_portable.rollout.decoder import STEPS, Decoder, capacity_for
@@ -24,6 +25,7 @@ from grpo_portable.rollout.stops import StopStrings
 from grpo_portable.rollout.weights import PRODUCTS, Keeper, copy_bytes
 
 COPIES = ("auto", "none", "bf16", "fp8")
+HOST_SHARE = 1 / 16  # of a CPU's free memory may go to a copy: less than what the plan leaves free
 
 
 def make(model: Any, tokenizer: Any, *, rows: int, copy: str = "auto", dtype: torch.dtype | None = None) -> Rollout:
@@ -179,9 +181,11 @@ class PortableRollout:
             return "fp8"
         if self.copy != "auto":
             return "copy" if self.copy == "bf16" else "live"
-        if device.type != "cuda":
-            return "copy"
         need = copy_bytes(self.family, "copy", dtype)
+        if device.type != "cuda":
+            room = available_gib()
+            spare = room is None or need <= HOST_SHARE * room * 2**30 or any(delta.is_quantised(m) for m in modules)
+            return "copy" if spare else "live"
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
         free -= torch.cuda.memory_allocated(device)
         if any(delta.is_quantised(m) for m in modules):  # the other way is transformers' generate, many times slower
@@ -280,8 +284,13 @@ class _Run:
 
 @contextmanager
 def _quietly(device: torch.device) -> Iterator[None]:
-    """On the policy's device, and in the types the weights have whatever autocast the caller is in."""
-    with torch.autocast(device.type, enabled=False):
+    """On the policy's device, and in the types the weights have whatever autocast the caller is in.
+
+    On the CPU also without the records torch keeps for gradients, which cost small calls there a twentieth of their time.
+    """
+    # inference_mode(False) would not do for the others: it turns gradients on
+    lean: Any = torch.inference_mode() if device.type == "cpu" else nullcontext()
+    with torch.autocast(device.type, enabled=False), lean:
         if device.type != "cuda":
             yield
             return

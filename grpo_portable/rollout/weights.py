@@ -2,6 +2,7 @@
 
     kind   what a product reads                     adapter's delta                            extra memory
     copy   own tensors, q/k/v and gate/up as one    added in float32 at sync, rounded once     a copy of the weights
+           (on the CPU laid out for its products, the head too: `packed.py`)
     fp8    the same in FP8, a scale an output       the same, then quantised                   half of that
     live   the policy's tensors                     added for a rollout, undone bit for bit    adapted layers, on the host
 
@@ -20,15 +21,20 @@ import torch
 from grpo_portable.errors import EngineUnsupported
 from grpo_portable.rollout import delta
 from grpo_portable.rollout.family import Block, Family, active
+from grpo_portable.rollout.packed import Packed, layout
 
 
 class Dense(NamedTuple):
-    """One product: weight [outputs, inputs], bias [outputs]; for an FP8 weight the float32 scale of each output, and a 1."""
+    """One product: weight [outputs, inputs], bias [outputs]; for an FP8 weight the float32 scale of each output, and a 1.
+
+    Where `packed` holds the weight, a copied one is a meta tensor: sizes without memory.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     scale: torch.Tensor | None = None
     unit: torch.Tensor | None = None
+    packed: Packed | None = None
 
 
 class Layer(NamedTuple):
@@ -90,13 +96,17 @@ class Keeper:
                 _fill(getattr(layer, name)[0], modules)
                 if all(delta.is_fixed(module) for module in modules):
                     self._fixed.add((index, name))
+        head = self.weights.head
+        if head.packed is not None and not (head.packed.filled and delta.is_fixed(self.family.head)):
+            head.packed.take(head.weight)
 
     def own_bytes(self) -> int:
         """Bytes of the products' weights and scales that are a copy; 0 where they are the policy's own."""
         if self.kind == "live":
             return 0
         copied = [product for layer in self.weights.layers for name in PRODUCTS for product in getattr(layer, name)]
-        return sum(p.weight.nbytes + (0 if p.scale is None else p.scale.nbytes) for p in copied)
+        head = self.weights.head.weight.nbytes if self.weights.head.packed is not None else 0
+        return head + sum(p.weight.nbytes + (0 if p.scale is None else p.scale.nbytes) for p in copied)
 
     @contextmanager
     def in_use(self) -> Iterator[Weights]:
@@ -151,8 +161,14 @@ class Keeper:
             embed=self._borrow(lambda: active(family.embed).weight),
             layers=layers,
             norm=self._factors(family.norm),
-            head=Dense(self._borrow(lambda: active(family.head).weight), self._borrow_optional(head)),
+            head=self._head(head),
         )
+
+    def _head(self, head: Any) -> Dense:
+        weight = self._borrow(lambda: active(self.family.head).weight)
+        outputs, inputs = weight.shape
+        packed = layout(outputs, inputs, weight.device, weight.dtype)[1] if self.kind == "copy" else None
+        return Dense(weight, self._borrow_optional(head), packed=packed)
 
     def _borrow(self, source: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The policy's own tensor where its type fits, else a converted one that every refresh fills again."""
@@ -185,12 +201,14 @@ class Keeper:
         inputs = _inputs(modules[0])
         has_bias = any(delta.effective_bias(m) is not None for m in modules)
         fp8 = self.kind == "fp8"
+        weight, packed = layout(outputs, inputs, self.device, torch.float8_e4m3fn if fp8 else self.dtype)
         return (
             Dense(
-                torch.empty(outputs, inputs, dtype=torch.float8_e4m3fn if fp8 else self.dtype, device=self.device),
+                weight,
                 torch.zeros(outputs, dtype=self.dtype, device=self.device) if has_bias else None,
                 torch.empty(outputs, dtype=torch.float32, device=self.device) if fp8 else None,
                 torch.ones((), device=self.device) if fp8 else None,
+                packed,
             ),
         )
 
@@ -231,6 +249,15 @@ def _inputs(module: Any) -> int:
 
 
 def _fill(product: Dense, modules: tuple[Any, ...]) -> None:
+    if product.packed is None:
+        _fill_plain(product, modules)
+        return
+    plain = product._replace(weight=torch.empty(product.weight.shape), packed=None)
+    _fill_plain(plain, modules)
+    product.packed.take(plain.weight)
+
+
+def _fill_plain(product: Dense, modules: tuple[Any, ...]) -> None:
     row = 0
     for module in modules:
         rows = slice(row, row + _outputs(module))
