@@ -18,6 +18,7 @@ from grpo_portable.bench_policy import random_policy
 from grpo_portable.rollout.decoder import Decoder
 from grpo_portable.rollout.portable import PortableRollout
 from grpo_portable.rollout.protocol import Sampling
+from grpo_portable.rollout.schedule import Schedule
 
 PROMPT, NEW, ROWS = 128, 256, (1, 8, 16, 32, 64, 128, 256)
 
@@ -89,12 +90,29 @@ def parts(policy: Any, vocab: int, rows: int) -> None:
     engine.close()
 
 
+def admissions(policy: Any, vocab: int) -> None:
+    """The same work with rows handed out once an eighth, a sixteenth or a 32nd of them is free."""
+    spread = Workload(prompts=32, shortest=20, rows=64)
+    prompts, kept = torch.randint(1, vocab, (32, PROMPT)).tolist(), Schedule._enough
+    for share in (8, 16, 32):
+        Schedule._enough = lambda self, share=share: max(1, self.capacity // share)
+        engine, took = PortableRollout(policy, None, rows=64, copy="bf16"), []
+        for _ in range(6):
+            begin = time.perf_counter()
+            engine.generate(prompts, 8, Sampling(max_tokens=NEW, seed=0), limits=spread.limits())
+            took.append(time.perf_counter() - begin)
+        print(f"64 rows, handed out once 1/{share} is free: {[round(t, 3) for t in took]} s")
+        engine.close()
+    Schedule._enough = kept
+
+
 def main() -> None:
     config = config_of(sys.argv[1] if len(sys.argv) > 1 else "qwen3-4b")
     where = torch.device("cuda")
     policy, _ = random_policy(config, "dense", 32, 0, where, torch.bfloat16)
     for rows in (64, 256):
         parts(policy, config.vocab_size, rows)
+    admissions(policy, config.vocab_size)
     for copy in ("bf16", "fp8"):
         steps(policy, config.vocab_size, copy)
     for copy in ("bf16", "fp8"):
