@@ -46,11 +46,23 @@ class Taught:
 def format_share(
     engine: Rollout, model: Any, prompts: PromptBuilder, asked: Sequence[Sequence[int]], recipe: Recipe
 ) -> float:
-    """The share of greedy answers to the prompts `asked` that keep the format, by the policy as it is now."""
+    """The share of answers to the prompts `asked` that keep the format, by the policy as it is now.
+
+    They are drawn as rollouts draw them: a policy whose greedy answers all keep the format may still draw none that does,
+    where single tokens of the format have not become likely enough, and GRPO learns from what is drawn.
+    """
     from grpo_portable.trainer import rollout_mode
 
     sampling = Sampling(
-        max_tokens=recipe.max_completion_tokens, temperature=0.0, stop_ids=prompts.stop_ids, stop_strings=recipe.stop
+        max_tokens=recipe.max_completion_tokens,
+        temperature=recipe.temperature,
+        top_p=recipe.top_p,
+        top_k=recipe.top_k,
+        min_p=recipe.min_p,
+        repetition_penalty=recipe.repetition_penalty,
+        stop_ids=prompts.stop_ids,
+        stop_strings=recipe.stop,
+        seed=random.Random(f"probe {recipe.seed}").getrandbits(31),
     )
     with rollout_mode(model):
         engine.sync(model)

@@ -88,7 +88,7 @@ class Recipe:
     bootstrap_learning_rate: float = _f(2e-4, "learning rate of the bootstrap", low=0)
     bootstrap_batch: int = _f(16, "rows in one bootstrap step", low=1)
     bootstrap_probe: int = _f(
-        0, "training questions asked during the bootstrap; it ends once enough answers keep the format (0: none)", low=0
+        0, "training questions answered as in rollouts; the bootstrap ends once enough keep the format (0: none)", low=0
     )
     bootstrap_probe_every: int = _f(10, "bootstrap steps between two probes", low=1)
     bootstrap_format_share: float = _f(0.9, "share of the probe's answers that is enough", low=0.01, high=1)

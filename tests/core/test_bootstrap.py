@@ -66,7 +66,7 @@ class Scripted:
         self.synced += 1
 
     def generate(self, asked: Any, n: int, sampling: Sampling) -> list[list[Completion]]:
-        assert sampling.temperature == 0.0
+        assert (sampling.temperature, sampling.min_p) == (0.7, 0.1)  # as rollouts are drawn
         ids = [BUILDER.tokenizer(text)["input_ids"] for text in self.texts]
         return [[Completion(tuple(row), (0.0,) * len(row), "stop")] for row in ids]
 
@@ -76,7 +76,9 @@ class Scripted:
 
 def test_the_share_counts_the_format_not_the_answer() -> None:
     engine = Scripted("so\n#### 1", "so\n#### 999<eos>", "so 1", "#### 1 apples")
-    share = bootstrap.format_share(engine, tiny.model(), BUILDER, [(1,)] * 4, RECIPE)
+    share = bootstrap.format_share(
+        engine, tiny.model(), BUILDER, [(1,)] * 4, replace(RECIPE, temperature=0.7, min_p=0.1)
+    )
     assert share == 0.5
     assert engine.synced == 1
 
