@@ -48,7 +48,7 @@ class DevicePeak:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         if self.cuda:
-            self._thread.join()
+            self._thread.join(timeout=10.0)
             return
         from grpo_portable.metrics import memory_gib
 

@@ -57,7 +57,8 @@ PIECES = [
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_a_megabyte_takes_less_than_a_second(piece: str) -> None:
+def test_a_megabyte_takes_seconds_at_most(piece: str) -> None:
+    """A pattern that backtracks takes minutes; half a second to one and a half were seen, by machine and load."""
     body = piece * (1_000_000 // len(piece))
     for style, text in [
         ("gsm8k_marker", f"#### 18{body}x"),
@@ -70,7 +71,7 @@ def test_a_megabyte_takes_less_than_a_second(piece: str) -> None:
         began = time.process_time()
         extract(text, style)
         is_correct(text, "18", style)
-        assert time.process_time() - began < 1, style
+        assert time.process_time() - began < 5, style
 
 
 ODD = st.lists(
