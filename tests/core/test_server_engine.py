@@ -494,13 +494,19 @@ def test_too_few_completions_are_refused(served: Any) -> None:
 def test_an_interrupted_rollout_ends_the_servers_work_and_the_engine_goes_on(served: Any) -> None:
     engine = opened(adapted(), served)
     wanted = engine.generate(PROMPTS, 1, GREEDY)
-    served.faults["/v1/completions"] = lambda handler: handler.hang() or True
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    began = time.monotonic()
+    arrived, killed = threading.Semaphore(0), []
+    served.faults["/v1/completions"] = lambda handler: arrived.release() or handler.hang() or True
+
+    def interrupt() -> None:  # once every request hangs
+        assert all(arrived.acquire(timeout=30) for _ in PROMPTS)
+        killed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
+    threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         engine.generate(PROMPTS, 1, GREEDY)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - killed[0] < 5
     ends = time.monotonic() + 5
     while served.left < len(PROMPTS) and time.monotonic() < ends:
         time.sleep(0.02)
