@@ -21,7 +21,7 @@ from grpo_portable.guards import StopSignal, require_finite
 from grpo_portable.processes import ALONE, Processes
 from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
 from grpo_portable.recipe import Recipe
-from grpo_portable.rollout.protocol import Rollout, Sampling
+from grpo_portable.rollout.protocol import Rollout
 from grpo_portable.worked import working
 
 
@@ -51,19 +51,9 @@ def format_share(
     They are drawn as rollouts draw them: a policy whose greedy answers all keep the format may still draw none that does,
     where single tokens of the format have not become likely enough, and GRPO learns from what is drawn.
     """
-    from grpo_portable.trainer import rollout_mode
+    from grpo_portable.trainer import rollout_mode, rollout_sampling
 
-    sampling = Sampling(
-        max_tokens=recipe.max_completion_tokens,
-        temperature=recipe.temperature,
-        top_p=recipe.top_p,
-        top_k=recipe.top_k,
-        min_p=recipe.min_p,
-        repetition_penalty=recipe.repetition_penalty,
-        stop_ids=prompts.stop_ids,
-        stop_strings=recipe.stop,
-        seed=random.Random(f"probe {recipe.seed}").getrandbits(31),
-    )
+    sampling = rollout_sampling(recipe, prompts, f"probe {recipe.seed}")
     with rollout_mode(model):
         engine.sync(model)
         groups = engine.generate(asked, 1, sampling)

@@ -167,17 +167,8 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         return groups
 
     def _sampling(self, rollout: int) -> Sampling:
-        recipe = self.recipe
-        return Sampling(
-            max_tokens=recipe.max_completion_tokens,
-            temperature=recipe.temperature,
-            top_p=recipe.top_p,
-            top_k=recipe.top_k,
-            min_p=recipe.min_p,
-            repetition_penalty=recipe.repetition_penalty,
-            stop_ids=self.prompts.stop_ids,
-            stop_strings=recipe.stop,
-            seed=random.Random(f"rollout {recipe.seed} {rollout} {self.processes.rank}").getrandbits(31),
+        return rollout_sampling(
+            self.recipe, self.prompts, f"rollout {self.recipe.seed} {rollout} {self.processes.rank}"
         )
 
     def _note_rollout(self, rows: Sequence[Completion], seconds: float) -> None:
@@ -401,6 +392,21 @@ class _StepCallback(TrainerCallback):
             control.should_save = True
         if stopping:
             control.should_training_stop = True
+
+
+def rollout_sampling(recipe: Recipe, prompts: PromptBuilder, seed: str) -> Sampling:
+    """How completions are drawn in rollouts, and wherever answers must be what rollouts would give; `seed` any text."""
+    return Sampling(
+        max_tokens=recipe.max_completion_tokens,
+        temperature=recipe.temperature,
+        top_p=recipe.top_p,
+        top_k=recipe.top_k,
+        min_p=recipe.min_p,
+        repetition_penalty=recipe.repetition_penalty,
+        stop_ids=prompts.stop_ids,
+        stop_strings=recipe.stop,
+        seed=random.Random(seed).getrandbits(31),
+    )
 
 
 @contextlib.contextmanager
