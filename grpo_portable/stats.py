@@ -125,7 +125,7 @@ def conditional_interval(n: int, gained: int, lost: int) -> Interval:
         low, high = 0.0, 1.0
         for _ in range(50):
             middle = (low + high) / 2
-            below = _binomial_cdf(m, middle)[successes]  # P(X <= successes), falls as the share rises
+            below = _binomial(m, middle).at_most(successes)  # falls as the share rises
             too_low = below > LEVEL / 2 if upper else below > 1 - LEVEL / 2
             low, high = (middle, high) if too_low else (low, middle)
         return (low + high) / 2
@@ -156,15 +156,14 @@ def paired_bootstrap(n: int, gained: int, lost: int, draws: int = DRAWS, seed: i
     if discordant == 0:
         return 0.0, 0.0
     rng = random.Random(seed)
-    how_many = _binomial_cdf(n, discordant / n)
-    split: dict[int, list[float]] = {}
+    how_many = _binomial(n, discordant / n)
+    split: dict[int, _Binomial] = {}
     deltas = []
     for _ in range(draws):
-        m = bisect_left(how_many, rng.random())
+        m = how_many.drawn(rng.random())
         if m not in split:
-            split[m] = _binomial_cdf(m, gained / discordant)
-        up = bisect_left(split[m], rng.random())
-        deltas.append(2 * up - m)
+            split[m] = _binomial(m, gained / discordant)
+        deltas.append(2 * split[m].drawn(rng.random()) - m)
     deltas.sort()
     cut = int(draws * LEVEL / 2)
     return deltas[cut] / n, deltas[draws - 1 - cut] / n
@@ -245,6 +244,8 @@ def paired_mean(differences: Sequence[float]) -> Mean:
 
 def sign_flip_exact(differences: Sequence[float]) -> float:
     """Two-sided p that the sum is as far from 0 when each difference's sign is a fair coin's throw; 1 when there are none."""
+    if len({abs(d) for d in differences}) == 1:  # however many there are
+        return mcnemar_exact(sum(d > 0 for d in differences), sum(d < 0 for d in differences))
     ways = {0.0: 1}
     for d in differences:
         after: dict[float, int] = {}
@@ -266,15 +267,33 @@ def _mean_se(values: Sequence[float], mean: float) -> float | None:
     return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n * (n - 1)))
 
 
-def _binomial_cdf(n: int, p: float) -> list[float]:
-    """P(X <= k) for k = 0..n, ending in 1 exactly so that a search in it always finds a place."""
+@dataclass(frozen=True)
+class _Binomial:
+    """P(X <= k) for k = first, first + 1, ...; ends in 1 exactly, so that a search in it always finds a place."""
+
+    first: int
+    cdf: list[float]
+
+    def at_most(self, k: int) -> float:
+        """P(X <= k)."""
+        return 0.0 if k < self.first else self.cdf[min(k - self.first, len(self.cdf) - 1)]
+
+    def drawn(self, uniform: float) -> int:
+        """The draw that belongs to a number in [0, 1)."""
+        return self.first + bisect_left(self.cdf, uniform)
+
+
+def _binomial(n: int, p: float) -> _Binomial:
+    """Successes of n throws, without the tails: beyond 10 standard deviations and 40 lies less than 1e-21 (Bernstein)."""
     if p >= 1:
-        return [0.0] * n + [1.0]
+        return _Binomial(n, [1.0])
     log_p, log_q, top = math.log(p) if p > 0 else -math.inf, math.log1p(-p), math.lgamma(n + 1)
+    reach = 10 * math.sqrt(n * p * (1 - p)) + 40
+    first, last = max(0, math.floor(n * p - reach)), min(n, math.ceil(n * p + reach))
     mass = [
         math.exp(top - math.lgamma(k + 1) - math.lgamma(n - k + 1) + (k * log_p if k else 0.0) + (n - k) * log_q)
-        for k in range(n + 1)
+        for k in range(first, last + 1)
     ]
     cdf = list(accumulate(mass))
     cdf[-1] = 1.0
-    return cdf
+    return _Binomial(first, cdf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -197,6 +198,28 @@ def test_bootstrap_is_seeded_and_fast():
     assert stats.paired_bootstrap(30, 0, 0) == (0.0, 0.0)
 
 
+def test_a_hundred_thousand_questions_take_seconds_and_little_memory():
+    tracemalloc.start()
+    start = time.process_time()
+    low, high = stats.paired_bootstrap(100_000, 10_000, 9_000)
+    seconds, (_, peak) = time.process_time() - start, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    se = stats.paired_se(100_000, 10_000, 9_000)
+    assert (low, high) == pytest.approx((0.01 - 1.96 * se, 0.01 + 1.96 * se), abs=0.1 * se)
+    assert seconds < 60 and peak < 200 * 2**20  # with whole tables: 400 MiB, and a hundred times the seconds
+
+
+@pytest.mark.parametrize(("n", "p"), [(1, 0.5), (40, 0.02), (3000, 0.3), (100_000, 0.999), (100_000, 1e-5)])
+def test_a_binomial_without_its_tails_is_one(n, p):
+    ours = stats._binomial(n, p)
+    middle = round(n * p)
+    for k in {0, 1, max(0, middle - 2), middle, min(n, middle + 3), n}:
+        assert ours.at_most(k) == pytest.approx(scipy_stats.binom.cdf(k, n, p), abs=1e-9)
+    for uniform in (0.0, 1e-12, 0.3, 1 - 1e-12):
+        k = ours.drawn(uniform)
+        assert ours.at_most(k - 1) < uniform <= ours.at_most(k) or (uniform == 0.0 and k == ours.first)
+
+
 def test_verdict_needs_both_interval_and_exact_test():
     assert stats.verdict(0.1, (0.01, 0.2), 0.01) == "higher"
     assert stats.verdict(-0.1, (-0.2, -0.01), 0.01) == "lower"
@@ -245,4 +268,5 @@ def test_paired_mean_without_spread():
     assert stats.paired_mean([0.0] * 50).p == 1.0
     assert stats.paired_mean([0.0] * 50).interval == pytest.approx(stats.score_interval(50, 0, 0))
     assert stats.paired_mean([0.5] * 3).p == 0.25
+    assert stats.paired_mean([1.0] * 10_000).p == 0.0  # 2^-9999: every question gained, in no time
     assert stats.paired_mean([1.0]).se is None
