@@ -357,7 +357,7 @@ def _check_number(key: str, number: float, origin: str, low: float | None, high:
     finite = number == number and abs(number) != float("inf")  # nan differs from itself
     if finite and (low is None or number >= low) and (high is None or number <= high):
         return
-    bounds = "finite" if low is None else f"at least {low}" + (f" and at most {high}" if high is not None else "")
+    bounds = f"at least {low}" + (f" and at most {high}" if high is not None else "") if finite else "finite"
     raise RecipeError(f"{origin}: `{key}` must be {bounds}, not {number!r}")
 
 
@@ -380,7 +380,10 @@ def _convert(kind: Any, value: Any) -> Any:
     if isinstance(value, bool):
         return _WRONG
     if kind is float:
-        return float(value) if isinstance(value, (int, float)) else _WRONG
+        try:
+            return float(value) if isinstance(value, (int, float)) else _WRONG
+        except OverflowError:  # a whole number beyond float is as infinite as 1e999
+            return float("inf")
     return value if isinstance(value, kind) else _WRONG
 
 

@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -96,16 +97,23 @@ def _file_rows(path: Path) -> Sequence[Any]:
             return _parquet_rows(path)
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if path.suffix.lower() == ".gz" else raw).decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise DataError(f"`{path}` cannot be read", because=str(error)) from error
     if suffix in (".csv", ".tsv"):
-        return list(csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if suffix == ".tsv" else ","))
+        return _table_rows(text, "\t" if suffix == ".tsv" else ",")
     if suffix == ".json" and re.match(r"\s*\[", text):
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"`{path}` is not JSON", because=str(error)) from error
     return [_json_or_none(line) for line in text.split("\n") if line.strip()]
+
+
+def _table_rows(text: str, delimiter: str) -> Sequence[Any]:
+    csv.field_size_limit(
+        max(csv.field_size_limit(), len(text))
+    )  # 131,072 characters otherwise: worked answers may be longer
+    return list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
 
 
 def _json_or_none(line: str) -> Any:

@@ -160,6 +160,28 @@ def test_unusable_files_say_why(tmp_path: Path, name: str, content: str, words: 
     assert error.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("nested.json", b"[" * 100_000, ["not JSON"]),
+        ("torn.jsonl.gz", gzip.compress(b"")[:10] + b"\xff" * 50, ["cannot be read", "invalid block type"]),
+        ("short.csv.gz", gzip.compress(b"question,answer\nQ,1\n")[:-4], ["cannot be read"]),
+    ],
+)
+def test_torn_files_say_why(tmp_path: Path, name: str, content: bytes, words: list[str]) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as error:
+        load_questions(str(tmp_path / name))
+    told = " ".join(error.value.lines())
+    assert all(word in told for word in words), told
+
+
+def test_a_long_worked_answer_in_a_table_is_read(tmp_path: Path) -> None:
+    working = "two and two " * 20_000  # 240,000 characters; Python's reader of tables stops at 131,072
+    (tmp_path / "long.csv").write_text(f'question,answer\nTwo and two?,"{working}\n#### 4"\n')
+    assert golds(tmp_path / "long.csv") == ["4"]
+
+
 def test_a_missing_file_is_no_hub_id() -> None:
     for source in ("questions.jsonl", "./folder", "/nowhere/at/all"):
         with pytest.raises(DataError, match="is not there"):

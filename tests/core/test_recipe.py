@@ -30,6 +30,7 @@ def test_written_recipe_reads_back_equal(tmp_path):
         ("steps=true", ["`steps`", "whole number"]),
         ("learning_rate=.inf", ["`learning_rate`"]),
         ("learning_rate=.nan", ["`learning_rate`"]),
+        (f"learning_rate=1{400 * '0'}", ["`learning_rate`", "finite"]),
         ("loss=gropo", ["`loss`", "`grpo`"]),
         ("top_p=2", ["`top_p`", "at most 1"]),
         ("rewards=correctness", ["`rewards`", "list of text"]),
