@@ -133,7 +133,7 @@ def _holders(pynvml: Any, handle: Any) -> list[dict[str, Any]]:
 
 def _program(pynvml: Any, pid: int) -> str:
     try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8") as f:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as f:  # any bytes may be a name
             return f.read().strip()
     except OSError:  # not Linux, or a process of another container
         path = _ask(pynvml, pynvml.nvmlSystemGetProcessName, pid)

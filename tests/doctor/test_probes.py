@@ -19,6 +19,7 @@ from doctor.child import Outcome
 from doctor.facts import Driver, Facts, Gpu, Host, Probe, facts_from_json, facts_to_json
 from doctor.ledger import Ledger
 from doctor.plan import diagnose
+from doctor.trials import nvml as nvml_trial
 
 GIB = 2**30
 
@@ -391,6 +392,17 @@ def test_holders_have_names_and_sizes_only() -> None:
         {"gpu": 0, "name": "python3", "gib": 7.0},
         {"gpu": 0, "name": "Xorg", "gib": None},
     ]
+
+
+@pytest.mark.skipif(not Path("/proc/self/comm").exists(), reason="needs /proc")
+def test_a_program_may_have_any_bytes_for_a_name() -> None:
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    try:
+        name.write_bytes(b"caf\xe9")
+        assert nvml_trial._program(None, os.getpid()) == "caf\ufffd"
+    finally:
+        name.write_bytes(before)
 
 
 def test_no_uuid_reaches_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
