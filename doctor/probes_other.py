@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from doctor.facts import Gpu
-from doctor.probes_host import GIB, available_gib, run_tool
+from doctor.probes_host import GIB, run_tool
 
 _PCI_VENDOR = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 
@@ -141,11 +141,6 @@ def vendor_of(name: str) -> str | None:
         if any(word in lower for word in words):
             return vendor
     return None
-
-
-def system_memory_for(gpus: Sequence[Gpu]) -> float | None:
-    """Free memory of a card that shares the system's, in GiB."""
-    return available_gib() if any(g.unified_memory for g in gpus) else None
 
 
 def _read(path: Path) -> str:

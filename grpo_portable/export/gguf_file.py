@@ -18,7 +18,6 @@ import numpy as np
 from grpo_portable.errors import ExportError
 from grpo_portable.export.gguf_tokens import Vocabulary
 
-TYPES = ("f16", "q8_0")
 CONVERTER = "export with --to merged, then run llama.cpp's convert_hf_to_gguf.py on that folder"
 FLOAT16_MAX = 65_504.0
 

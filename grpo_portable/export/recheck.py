@@ -18,7 +18,6 @@ from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Sampling
 from grpo_portable.run import RunFolder, read_lines
 
-QUESTIONS = 20
 ENOUGH = 0.5  # share of equal answers below which an export is called broken
 
 
