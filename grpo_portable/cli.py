@@ -6,13 +6,15 @@ stdout, progress to stderr. Exit codes: 0 done, 1 the run failed or no path is o
 
 from __future__ import annotations
 
+import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from grpo_portable.errors import GrpoPortableError
+from grpo_portable.errors import GrpoPortableError, RunFolderError, UsageError
 
 app = typer.Typer(
     name="grpo-portable",
@@ -56,11 +58,12 @@ def train(
 ) -> None:
     """Train: diagnose, plan, evaluate the base, GRPO, evaluate the tuned, report."""
     from grpo_portable import launch
-    from grpo_portable.errors import UsageError
     from grpo_portable.gpus import parsed
 
     named = parsed(gpus)
     if resume:
+        chosen = {"a recipe": recipe, "--model": model, "--data": data, "--set": settings, "--path": path}
+        _settled_already("run", {**chosen, "--facts": facts, "--dry-run": dry_run})
         launch.resume(out, fallback=not no_fallback, retry_fast=retry_fast, gpus=named)
         return
     if retry_fast:
@@ -137,11 +140,24 @@ def evaluate(
     from grpo_portable.eval_task import eval_task
 
     if resume:
+        chosen = {"--model": model, "--data": data, "--adapter": adapter, "--recipe": recipe, "--set": settings}
+        _settled_already("evaluation", {**chosen, "--path": path})
         launch.resume_evaluation(out, base_too=base_too)
         return
     changes = [*list(settings or []), *([f"path={path}"] if path else [])]
     task = eval_task(recipe, model=model, data=data, adapter=adapter, settings=changes, base_too=base_too)
     launch.evaluate(task, out=out)
+
+
+def _settled_already(what: str, chosen: Mapping[str, Any]) -> None:
+    """UsageError for anything that `--resume` would otherwise pass over in silence."""
+    named = next((name for name, value in chosen.items() if value), None)
+    if named is not None:
+        raise UsageError(
+            f"--resume does not go with {named}",
+            because=f"the {what} goes on as it was settled",
+            help=f"leave {named} out, or start another {what} without --resume",
+        )
 
 
 @app.command()
@@ -171,7 +187,7 @@ def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="two or more run folders", metavar="RUN RUN...")],
+    runs: Annotated[list[Path], typer.Argument(help="two or more run folders", metavar="RUN")],
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text")] = False,
     chart: Annotated[Path | None, typer.Option(metavar="FILE", help="draw the runs' reward curves as a PNG")] = None,
 ) -> None:
@@ -181,7 +197,6 @@ def compare(
     from grpo_portable import compare as compare_room
     from grpo_portable import run as run_folder
     from grpo_portable import side_by_side
-    from grpo_portable.errors import UsageError
 
     if len(runs) < 2:
         raise UsageError("one run cannot be compared", help="name two or more run folders")
@@ -193,6 +208,7 @@ def compare(
 
         if charts.curves(chart, side_by_side.side_by_side(folders).curves) is None:
             raise UsageError("no chart was drawn", because="matplotlib is not installed or no run has steps")
+        typer.echo(f"wrote {chart}", err=True)
 
 
 @app.command()
@@ -210,7 +226,6 @@ def export(
     """Write a run's adapter, merged model or GGUF file, load it again, and compare its answers with the run's."""
     from grpo_portable import export as export_room
     from grpo_portable import run as run_folder
-    from grpo_portable.errors import UsageError
 
     for name, value, known in (
         ("--to", to, export_room.KINDS),
@@ -237,6 +252,11 @@ def recipes(
     """List the recipes with what fits here, on which path and for how long; show one, or copy one out."""
     from grpo_portable import catalogue, launch
 
+    if name is None and copy is not None:
+        raise UsageError("--copy copies one recipe", help=f"name it: grpo-portable recipes NAME --copy {copy}")
+    if name is not None and (plain or as_json or facts):
+        option = "--plain" if plain else "--json" if as_json else "--facts"
+        raise UsageError(f"{option} is for the list of recipes", help="leave the name out")
     if name is None:
         typer.echo(launch.recipes(plain=plain, as_json=as_json, facts_file=facts))
     elif copy is None:
@@ -272,12 +292,25 @@ def _root(
     pass
 
 
+def _where_commands_lie(error: GrpoPortableError) -> list[str]:
+    """How the commands that an error's help names come onto PATH, where this one was started by the path of its file."""
+    folder = Path(sys.argv[0]).parent
+    if "grpo-" not in (error.help or "") or shutil.which("grpo-portable") or not (folder / "activate").is_file():
+        return []
+    return [f"(first: . {folder / 'activate'})"]
+
+
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; errors a user can act on are one to three lines on stderr and an exit code."""
     try:
-        app(arguments)
+        try:
+            app(arguments)
+        except OSError as error:
+            if not error.filename:
+                raise
+            raise RunFolderError(f"`{error.filename}` cannot be used", because=error.strerror) from error
     except GrpoPortableError as error:
-        for line in error.lines():
+        for line in [*error.lines(), *_where_commands_lie(error)]:
             print(line, file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:

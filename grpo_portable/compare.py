@@ -15,6 +15,7 @@ from grpo_portable.errors import DataError, RunFolderError
 from grpo_portable.markdown import letters, shorten, table, wrapped
 from grpo_portable.report_setting import duration
 from grpo_portable.run import RunFolder, read_lines
+from grpo_portable.side_by_side import differing
 from grpo_portable.verdict import p_text, percent, points, span
 
 WIDTH = 80
@@ -50,7 +51,7 @@ class Comparison:
     lenient: Mapping[str, Any]
     both_answered: Mapping[str, Any] | None
     gains: Mapping[str, Any] | None
-    differs: Mapping[str, tuple[Any, Any]]
+    differs: Mapping[str, tuple[Any, ...]]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -108,7 +109,7 @@ def compare(run_a: RunFolder, run_b: RunFolder) -> Comparison:
         [stages_a[last_a][id_] for id_ in shared.ids], [stages_b[last_b][id_] for id_ in shared.ids]
     )
     strict, lenient = _ab(blocks["strict"]), _ab(blocks["lenient"])
-    differs = _differs(run_a, run_b)
+    differs = differing((run_a, run_b))
     asked = [key for key in ASKED_BY if key in differs]
     warnings = []
     if asked:
@@ -195,11 +196,6 @@ def _gains(stages_a: Mapping[str, scoring.Answers], stages_b: Mapping[str, scori
 
 def _ab(block: Mapping[str, Any]) -> dict[str, Any]:
     return {{"base": "a", "tuned": "b"}.get(key, key): value for key, value in block.items()}
-
-
-def _differs(run_a: RunFolder, run_b: RunFolder) -> dict[str, tuple[Any, Any]]:
-    a, b = asdict(run_a.recipe()), asdict(run_b.recipe())
-    return {key: (a[key], b[key]) for key in a if a[key] != b[key]}
 
 
 def _results(c: Comparison, short: list[str]) -> list[str]:

@@ -15,11 +15,30 @@
     ├── ExportError       1      an export that cannot be written, or does not answer as the run's adapter did
     └── Interrupted     130      Ctrl-C or SIGTERM after the run was saved
 
-`fact` is what happened, `because` why it is so, `help` what to do; never advice inside the fact. A user error is never
-retried on a lower rung; an engine error is.
+`fact` is what happened, `because` why it is so, `help` what to do; never advice inside the fact. `because` is often a sentence
+of somebody else's, a wall's or a library's: it is kept as a clause. A user error is never retried on a lower rung; an engine
+error is.
 """
 
 from __future__ import annotations
+
+import re
+
+# A sentence's first word that is no ordinary one keeps its capital; `CUDA`, `FP8` and `KeyError:` do so by their form.
+_NAME = re.compile(
+    r"(?:Ada|Ampere|Apple|Blackwell|Docker|Gemma|Hopper|Intel|Jetson|Linux|Llama|Metal|Mistral|Orin|Phi|Python|Quadro|Qwen|Radeon"
+    r"|Ray|Slurm|Tesla|Torch|Transformers|Triton|Turing|Unsloth|Volta|Windows)\b"
+)
+_ORDINARY = re.compile(r"[A-Z][a-z]*(?=[ ,;']|$)")
+_ERRNO = re.compile(r"^\[Errno \d+\] ")
+
+
+def clause(text: str) -> str:
+    """A sentence as it goes on after `because`: no capital of its own, no full stop, no errno; names keep theirs."""
+    text = _ERRNO.sub("", text.strip())
+    if _ORDINARY.match(text) and not _NAME.match(text):
+        text = text[0].lower() + text[1:]
+    return text if text.endswith("..") else text.removesuffix(".")
 
 
 class GrpoPortableError(Exception):
@@ -28,13 +47,13 @@ class GrpoPortableError(Exception):
 
     def __init__(self, fact: str, *, because: str | None = None, help: str | None = None) -> None:
         super().__init__(fact)
-        self.fact, self.because, self.help = fact, because, help
+        self.fact, self.because, self.help = fact, None if because is None else clause(because), help
 
     def __reduce__(self) -> tuple:
         return (_rebuild, (type(self), self.fact, self.because, self.help))
 
     def __str__(self) -> str:
-        return self.fact if self.because is None else f"{self.fact}, because {self.because}"
+        return f"{self.fact.removesuffix('.')}, because {self.because}" if self.because else self.fact
 
     def lines(self) -> list[str]:
         """What a terminal shows: `error: fact, because ...` and, when there is one, `help: ...`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from doctor.diagnosis import PATHS
 from grpo_portable import report_engine, report_paths
+from grpo_portable.errors import clause
 from grpo_portable.markdown import block, code, folded, plain, shorten
 from grpo_portable.reach import names_a_file
 from grpo_portable.recipe import Recipe
@@ -87,7 +88,7 @@ def closed_paths(plan: Json, path: str | None) -> list[str]:
             continue
         told.update(closes)
         because = (wall.get("because") or [None])[0]
-        reason = f", because {_clause(because)}" if because else ""
+        reason = f", because {_clause(clause(str(because)))}" if because else ""
         lines.append(f"- {_paths(closes, faster)}: {_clause(wall.get('fact'))}{reason} ({code(str(wall.get('code')))})")
     settled = [str(reason) for reason in plan.get("settled") or []]
     for p in faster:

@@ -29,6 +29,7 @@ PAIRED_BY = (
     "prompt_percentile",
 )
 FP8_COPY = {"fp8-hf": "FP8, one scale an output row"}  # the portable engine's, which has no details of its own
+YOUNGER = {"backend": "plain", "fsdp": False}  # fields that runs without them had no choice in
 WIDTH = 80
 NAME_WIDTH = 12  # of a run's column; longer names, or more runs than fit so, get letters
 ENDS = 10  # the first and last tenth of the steps are averaged for a reward's start and end
@@ -108,6 +109,19 @@ def side_by_side(runs: Sequence[RunFolder]) -> SideBySide:
     return SideBySide(rows, curves, tuple(_notes(runs, names)))
 
 
+def differing(runs: Sequence[RunFolder]) -> dict[str, tuple[Any, ...]]:
+    """The fields in which the runs' recipes differ, each with one value a run.
+
+    A run's own recipe holds no `auto`, so one that is read there belongs to a field that is younger than the run: it stands
+    for what such runs did.
+    """
+    recipes = [asdict(run.recipe()) for run in runs]
+    for recipe in recipes:
+        recipe.update({key: value for key, value in YOUNGER.items() if recipe[key] == "auto"})
+    by_key = {key: tuple(recipe[key] for recipe in recipes) for key in recipes[0]}
+    return {key: values for key, values in by_key.items() if any(value != values[0] for value in values)}
+
+
 def _names(runs: Sequence[RunFolder]) -> list[str]:
     """Each run's folder, with as much of the place above it as tells it apart."""
     parts = [run.path.resolve().parts for run in runs]
@@ -183,8 +197,7 @@ def _against(first: dict[str, scoring.Answers], other: dict[str, scoring.Answers
 
 def _paired(first: RunFolder, other: RunFolder) -> bool:
     """Whether a step of both asked the same questions and paid them alike."""
-    a, b = asdict(first.recipe()), asdict(other.recipe())
-    return all(a[key] == b[key] for key in PAIRED_BY)
+    return not differing((first, other)).keys() & set(PAIRED_BY)
 
 
 def _reward_against(first: Sequence[windows.Step], other: Sequence[windows.Step]) -> dict[str, Any] | None:
@@ -200,10 +213,10 @@ def _reward_against(first: Sequence[windows.Step], other: Sequence[windows.Step]
 
 def _notes(runs: Sequence[RunFolder], names: Sequence[str]) -> list[str]:
     """What the recipes differ in beside path and sizes, and runs that left their path."""
-    recipes = [asdict(run.recipe()) for run in runs]
-    differing = [key for key in recipes[0] if key not in EXPECTED and len({str(r[key]) for r in recipes}) > 1]
-    notes = [f"the recipes differ in {', '.join(differing)}: rows differ by more than the path"] if differing else []
-    cut = [name for name, r in zip(names, recipes, strict=True) if r["min_p"] or r["top_k"] or r["top_p"] < 1]
+    unexpected = [key for key in differing(runs) if key not in EXPECTED]
+    notes = [f"the recipes differ in {', '.join(unexpected)}: rows differ by more than the path"] if unexpected else []
+    recipes = [run.recipe() for run in runs]
+    cut = [name for name, r in zip(names, recipes, strict=True) if r.min_p or r.top_k or r.top_p < 1]
     if cut:
         notes.append(
             f"{', '.join(cut)}: unlikely tokens are not drawn (min_p, top_k, top_p), and sampler KL holds that too"

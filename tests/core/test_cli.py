@@ -8,8 +8,9 @@ import sys
 import time
 
 import pytest
+import run_folders
 
-from grpo_portable import launch
+from grpo_portable import cli, launch
 from grpo_portable import run as run_folder
 from grpo_portable.errors import ModelError
 from grpo_portable.recipe import Recipe, load, override, to_yaml
@@ -214,3 +215,50 @@ def test_a_settled_recipe_loses_nothing_on_the_way_through_yaml(tmp_path):
     )
     (tmp_path / "r.yaml").write_text(to_yaml(recipe))
     assert load(tmp_path / "r.yaml") == recipe
+
+
+def told(capsys, *arguments):
+    """Exit code and stderr of a command in this process."""
+    with pytest.raises(SystemExit) as left:
+        cli.main([str(a) for a in arguments])
+    return left.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--resume", "gsm8k-base"], ["--resume does not go with a recipe"]),
+        (["train", "--resume", "--set", "steps=300"], ["--resume does not go with --set", "as it was settled"]),
+        (["train", "--resume", "--model", "m"], ["--model"]),
+        (["train", "--resume", "--dry-run"], ["--dry-run"]),
+        (["eval", "--resume", "--data", "more.jsonl"], ["--resume does not go with --data"]),
+        (["recipes", "--copy", "mine.yaml"], ["--copy copies one recipe", "recipes NAME --copy mine.yaml"]),
+        (["recipes", "gsm8k-base", "--json"], ["--json is for the list"]),
+    ],
+)
+def test_nothing_that_was_asked_for_is_passed_over_in_silence(tmp_path, monkeypatch, capsys, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    code, errors = told(capsys, *arguments)
+    assert code == 2 and all(word in errors for word in words), errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_no_traceback(tmp_path, capsys):
+    run_folders.make_run(tmp_path / "run", n=20, steps=12)
+    (tmp_path / "file").write_text("")
+    chart = tmp_path / "file" / "chart.png"
+    code, errors = told(capsys, "compare", tmp_path / "run", tmp_path / "run", "--chart", chart)
+    assert code == 2 and errors.startswith("error: `") and "cannot be used, because" in errors
+
+
+def test_a_help_says_where_its_commands_lie_when_they_are_not_on_the_path(tmp_path, monkeypatch, capsys):
+    (tmp_path / "activate").write_text("")
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "grpo-portable")])
+    monkeypatch.setenv("PATH", "")
+    assert f"(first: . {tmp_path / 'activate'})" in told(capsys, "train")[1].splitlines()
+    assert "first:" not in told(capsys, "score", tmp_path)[1]  # names no command
+    on_path = tmp_path / "grpo-portable"
+    on_path.write_text("")
+    on_path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "first:" not in told(capsys, "train")[1]

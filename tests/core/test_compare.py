@@ -10,6 +10,7 @@ import run_folders
 from grpo_portable import stats
 from grpo_portable.compare import compare
 from grpo_portable.errors import DataError, RunFolderError
+from grpo_portable.side_by_side import side_by_side
 
 
 def two(tmp_path, a: list[str], b: list[str], base: list[str] | None = None, **recipe):
@@ -66,6 +67,25 @@ def test_what_the_runs_did_differently(tmp_path):
     assert c.differs == {"steps": (12, 20), "learning_rate": (5e-6, 1e-5)}
     assert (c.a.steps, c.b.steps) == (12, 20)
     assert c.warnings == ()
+
+
+def without(run, *keys):
+    """A run as an older version settled it, whose recipe did not know these fields."""
+    lines = run.recipe_file.read_text().splitlines()
+    run.recipe_file.write_text("\n".join(line for line in lines if line.partition(":")[0] not in keys))
+
+
+def test_a_field_that_is_younger_than_a_run_is_no_difference(tmp_path):
+    a, b = two(tmp_path, ["right"] * 20, ["right"] * 20, backend="plain", fsdp=False)
+    without(a, "backend", "fsdp", "vllm_server")
+    assert compare(a, b).differs == compare(b, a).differs | {"steps": (12, 20)} == {"steps": (12, 20)}
+    assert not any("backend" in note for note in side_by_side([a, b, a]).notes)
+
+
+def test_what_an_older_run_could_not_do_is_a_difference(tmp_path):
+    a, b = two(tmp_path, ["right"] * 20, ["right"] * 20, backend="server", vllm_server="http://h:1", fsdp=False)
+    without(a, "backend", "fsdp")
+    assert compare(a, b).differs["backend"] == ("plain", "server")
 
 
 def test_questions_asked_differently_are_warned_of(tmp_path):

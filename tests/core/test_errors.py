@@ -1,0 +1,46 @@
+"""What a user is told reads as one sentence, whoever wrote its parts."""
+
+import pickle
+
+import pytest
+
+from grpo_portable.errors import EngineError, PathClosed, clause
+
+
+@pytest.mark.parametrize(
+    ("sentence", "as_clause"),
+    [
+        ("This machine has no GPU that torch could use", "this machine has no GPU that torch could use"),
+        ("The driver is too old.", "the driver is too old"),
+        ("A package is missing", "a package is missing"),
+        ("Can't load it", "can't load it"),
+        ("[Errno 2] No such file or directory: 'x.json'", "no such file or directory: 'x.json'"),
+        ("Expecting value: line 1 column 1 (char 0)", "expecting value: line 1 column 1 (char 0)"),
+        ("vLLM is not installed", "vLLM is not installed"),
+        ("CUDA out of memory.", "CUDA out of memory"),
+        ("KeyError: 'x'", "KeyError: 'x'"),
+        ("Error: it broke", "Error: it broke"),
+        ("Tesla T4 has compute capability 7.5", "Tesla T4 has compute capability 7.5"),
+        ("Unsloth imports bitsandbytes", "Unsloth imports bitsandbytes"),
+        ("GeForce RTX 5090 needs CUDA 12.9", "GeForce RTX 5090 needs CUDA 12.9"),
+        ("docker run --gpus all ...", "docker run --gpus all ..."),
+        ("", ""),
+    ],
+)
+def test_a_sentence_becomes_a_clause_once(sentence, as_clause):
+    assert clause(sentence) == as_clause
+    assert clause(as_clause) == as_clause
+
+
+def test_an_error_is_one_sentence():
+    error = PathClosed("path fp8-vllm is closed on this machine.", because="This machine has no GPU.", help="Add one.")
+    assert error.lines() == [
+        "error: path fp8-vllm is closed on this machine, because this machine has no GPU",
+        "help: Add one.",
+    ]
+    assert str(EngineError("it ended", because="")) == "it ended"
+
+
+def test_an_error_comes_whole_out_of_another_process():
+    error = pickle.loads(pickle.dumps(EngineError("it ended", because="Nobody knows.", help="look")))
+    assert (error.fact, error.because, error.help) == ("it ended", "nobody knows", "look")
