@@ -173,7 +173,7 @@ def test_what_the_supervisor_cannot_write_is_told_in_words(start, monkeypatch):
     monkeypatch.setattr(type(start.run), "event", full)
     with pytest.raises(RunFolderError) as caught:
         start("fail:11 vLLM did not start", "done")
-    assert "No space left on device" in str(caught.value) and "--resume" in str(caught.value.help)
+    assert "no space left on device" in str(caught.value) and "--resume" in str(caught.value.help)
 
 
 def test_a_worker_that_the_kernel_does_not_let_go_is_told(start, monkeypatch):
