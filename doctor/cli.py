@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from doctor.facts import Facts
 
 OPEN, CLOSED, USAGE, FAILED = 0, 1, 2, 3
+SECTIONS = {"driver", "env", "gpus", "host", "packages", "probes", "schema", "toolkit"}  # of a facts file
 _LARGEST = 10_000_000  # of a group, a length, a rank
 
 
@@ -268,6 +269,8 @@ def _facts(args: argparse.Namespace) -> Facts:
     # a saved answer of --json carries its facts; so does a report that wraps them
     if isinstance(raw, dict) and isinstance(raw.get("facts"), dict) and not {"host", "gpus", "packages"} & set(raw):
         raw = raw["facts"]
+    if isinstance(raw, dict) and raw and not SECTIONS & set(raw):  # {} is a machine of which nothing is known
+        raise FactsError(f"no facts file: it holds none of {', '.join(sorted(SECTIONS))}")
     return facts_from_json(raw)
 
 

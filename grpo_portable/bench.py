@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import gc
 import json
+import re
 import statistics
 import sys
 import time
@@ -110,7 +111,7 @@ def bench_rollout(
         raise UsageError(f"there is no engine `{unknown[0]}`", help=f"some of: {', '.join(ENGINES)}")
     if unknown := [name for name in bases if name not in BASES]:
         raise UsageError(f"there is no base `{unknown[0]}`", help=f"some of: {', '.join(BASES)}")
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    where = _device(device)
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     config = config_of(shape)
     draw = np.random.default_rng(workload.seed)
@@ -304,6 +305,31 @@ def _free_bytes(where: Any) -> int:
     return 2**62 if free is None else int(free * 2**30)  # unknown never counts as none
 
 
+def _device(name: str) -> Any:
+    """The torch device of this name, `auto` the first GPU where there is one; UsageError for one that cannot be had."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise UsageError(f"there is no device `{name}`", help="one of: auto, cpu, cuda, cuda:1")
+    if name != "cpu" and int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
+        raise UsageError(f"there is no device `{name}`", because=f"torch sees {torch.cuda.device_count()} GPUs here")
+    return torch.device(name)
+
+
+def _count(text: str) -> int:
+    """An argument that counts something."""
+    if not re.fullmatch(r"0*[1-9]\d{0,8}", text):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def _rank(text: str) -> int:
+    """A count, or 0."""
+    return 0 if text == "0" else _count(text)
+
+
 def _bandwidth(where: Any) -> float:
     """Bytes a second of a large copy on this device, counting those read and those written."""
     import torch
@@ -380,13 +406,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", default="qwen3-4b", help=", ".join(SHAPES))
     parser.add_argument("--engines", default="portable,reference", help=f"comma-separated: {', '.join(ENGINES)}")
     parser.add_argument("--base", default="dense", help="the policy's frozen weights, comma-separated: dense, nf4")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--repeats", type=int, default=3)
-    for name, default in (("prompts", 8), ("group", 8), ("prompt-tokens", 128), ("new-tokens", 256), ("lora-rank", 32)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--rows", type=int, default=None, help="completions generated at once; all by default")
-    parser.add_argument("--shortest", type=int, default=None, help="spread lengths evenly from this to --new-tokens")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1; default: a GPU where there is one")
+    for name, default, what in (
+        ("repeats", 3, "times each engine is measured; the median counts"),
+        ("prompts", 8, "prompts of the workload"),
+        ("group", 8, "completions of each prompt"),
+        ("prompt-tokens", 128, "length of each prompt"),
+        ("new-tokens", 256, "length of each completion"),
+    ):
+        parser.add_argument(f"--{name}", type=_count, default=default, metavar="N", help=f"{what} ({default})")
+    parser.add_argument("--lora-rank", type=_rank, default=32, metavar="N", help="the policy's adapter; 0 is none (32)")
+    parser.add_argument("--rows", type=_count, metavar="N", help="completions generated at once; all by default")
+    parser.add_argument("--shortest", type=_count, metavar="N", help="spread lengths evenly from this to --new-tokens")
+    parser.add_argument("--json", action="store_true", help="the figures as JSON instead of a table")
     given = parser.parse_args(given_words)
     work = Workload(
         given.prompts, given.group, given.prompt_tokens, given.new_tokens, given.shortest, given.rows, given.lora_rank
@@ -402,7 +434,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             repeats=given.repeats,
         )
     except GrpoPortableError as error:
-        print("\n".join(error.lines()))
+        print("\n".join(error.lines()), file=sys.stderr)
         return error.exit_code
     print(json.dumps(report, indent=1) if given.json else table(report))
     return 0

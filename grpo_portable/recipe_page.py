@@ -92,9 +92,9 @@ def _doc(found: Field[Any]) -> str:
     if choices and choices != ("auto",):
         more.append("one of " + ", ".join(f"`{choice}`" for choice in choices))
     if low is not None and high is not None:
-        more.append(f"{low:g} to {high:g}")
+        more.append(f"{low} to {high}")
     elif low:
-        more.append(f"at least {low:g}")
+        more.append(f"at least {low}")
     return text[0].upper() + text[1:] + (f" ({'; '.join(more)})" if more else "")
 
 

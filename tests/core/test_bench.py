@@ -97,4 +97,24 @@ def test_unknown_names_are_refused(capsys) -> None:
     with pytest.raises(UsageError, match="no base `int3`"):
         bench_rollout("tiny", ["portable"], SMALL, bases=["int3"])
     assert main(["rollout", "--shape", "huge"]) == 2
-    assert "no shape `huge`" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "no shape `huge`" in said.err and said.out == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--device", "xyz"], "no device `xyz`"),
+        (["--device", "cuda:99"], "no device `cuda:99`"),
+        (["--prompts", "0"], "whole number of at least 1, not '0'"),
+        (["--repeats", "-1"], "whole number of at least 1, not '-1'"),
+        (["--lora-rank", "x"], "whole number of at least 1, not 'x'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is_made(capsys, given, words) -> None:
+    try:
+        code = main(["rollout", "--shape", "tiny", *given])
+    except SystemExit as left:  # argparse
+        code = left.code
+    said = capsys.readouterr()
+    assert code == 2 and words in said.err and said.out == ""
