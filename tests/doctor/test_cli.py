@@ -117,7 +117,8 @@ def test_usage_is_two_with_one_clear_line(
     args: list[str], words: str, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     contents: dict[str, Any] = {
-        "BAD": b"{", "LIST": b"[]", "OTHER": b'{"steps": 3}', "SCHEMA": b'{"schema": 99}', "TYPES": b'{"gpus": 3}', "BINARY": b"\xff\xfe\x00\x81",
+        "BAD": b"{", "LIST": b"[]", "OTHER": b'{"steps": 3}',
+        "SCHEMA": b'{"schema": 99}', "TYPES": b'{"gpus": 3}', "BINARY": b"\xff\xfe\x00\x81",
         "DEEP": b"[" * 100_000,
     }  # fmt: skip
     for name, content in contents.items():
