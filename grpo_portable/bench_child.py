@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+GRACE_S = (
+    60.0  # from the wish to end until it is killed: a step is finished first, and accelerate gives its processes 30 s
+)
+LATE = "it did not end within"
+LAST_LINES = 60
 
 
 def run(
     command: Sequence[str], folder: Path, limit_s: float, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """{} when the command ended well, else {error}: its last line, or how long it was waited for."""
+    """{} when the command ended well, else {error}: its last line, or how long it was waited for; more lines go to stderr.
+
+    At its limit it is asked to end, so that it can write what it has seen and takes its own processes with it.
+    """
     log = folder / "side.log"
     env = {**os.environ, **environment} if environment is not None else None
     with log.open("w", encoding="utf-8") as out:
+        child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env)
         try:
-            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=limit_s, check=False, env=env)
+            code = child.wait(limit_s)
         except subprocess.TimeoutExpired:
-            return {"error": f"it did not end within {limit_s:.0f} s"}
-    if done.returncode == 0:
+            code = None
+        finally:
+            _end(child)
+    if code == 0:
         return {}
     said = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return {"error": f"exit code {done.returncode}: {said[-1][:500] if said else 'nothing was said'}"}
+    print("\n".join(said[-LAST_LINES:]), file=sys.stderr, flush=True)
+    if code is None:
+        return {"error": f"{LATE} {limit_s:.0f} s"}
+    return {"error": f"exit code {code}: {said[-1][:500] if said else 'nothing was said'}"}
+
+
+def with_figures(failed: Mapping[str, Any], seen: Mapping[str, Any]) -> dict[str, Any]:
+    """What a process wrote, and why it ended early: its limit, else its own error, else its last line."""
+    late = str(failed.get("error")).startswith(LATE)
+    return {**seen, **failed} if late else {**failed, **seen}
+
+
+def tell(figures: Mapping[str, Any]) -> None:
+    """One line on stderr: what is measured stays known, however the command ends."""
+    print(json.dumps(figures), file=sys.stderr, flush=True)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is not None:
+        return
+    child.terminate()
+    try:
+        child.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

@@ -2,7 +2,8 @@
 
 The global batch is the same on any number of GPUs: the same questions, the same completions, the same lengths. A rollout's
 seconds are those from the moment all processes are ready until the last one has ended; a step's are those of the run's own
-metrics, meeting points included. Torch-free: every number of GPUs is measured in processes of its own.
+metrics, meeting points included. Torch-free: every number of GPUs is measured in processes of its own, and its figures are
+written to stderr when it ends, a JSON object a line.
 """
 
 from __future__ import annotations
@@ -27,27 +28,35 @@ from grpo_portable.run import create
 LIMIT_S = 900.0
 
 
-def bench_rollout(shape: str, engine: str, work: Workload, counts: Sequence[Rung], repeats: int) -> dict[str, Any]:
+def bench_rollout(
+    shape: str, engine: str, work: Workload, counts: Sequence[Rung], repeats: int, *, limit_s: float = LIMIT_S
+) -> dict[str, Any]:
     """{shape, engine, workload, device, torch, on: [{gpus, processes, tok_s, seconds, ready_s, notes} or {..., error}],
-    times: tok_s of the last over the first}. `counts`: a rung for each number of GPUs, of which path, gpus, processes count.
+    times: tok_s of the last over the first}. `counts`: a rung for each number of GPUs, of which path, gpus, processes count;
+    each may take `limit_s` seconds.
     """
+    tokens = work.prompts * work.group * work.new_tokens
     on = []
     for rung in counts:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             task = {"shape": shape, "engine": engine, "workload": asdict(work), "repeats": repeats, "path": rung.path}
             (folder / bench_rank.TASK).write_text(json.dumps(task), encoding="utf-8")
-            on.append(_measured(rung, ["grpo_portable.bench_rank", place], folder, folder / bench_rank.FILE))
-    tokens = work.prompts * work.group * work.new_tokens
-    for seen in on:
-        if "seconds" in seen:
+            seen = _measured(rung, ["grpo_portable.bench_rank", place], folder, folder / bench_rank.FILE, limit_s)
+        if seen.get("seconds"):
             seen["tok_s"] = round(tokens / statistics.median(seen["seconds"]), 1)
+        bench_child.tell(seen)
+        on.append(seen)
     return {"what": "rollout", "shape": shape, "engine": engine, "workload": asdict(work), **_joint(on, "tok_s")}
 
 
-def bench_step(recipes: Sequence[tuple[Rung, Recipe]], steps: int) -> dict[str, Any]:
-    """{model, path, step, device, torch, on: [{gpus, processes, micro_batch, rollout_rows, seconds, seconds_median, tok_s}
-    or {..., error}], times: seconds of the first over the last}. Each recipe is settled for its rung; one step warms up.
+def bench_step(recipes: Sequence[tuple[Rung, Recipe]], steps: int, *, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """{model, path, step, device, torch, on: [{gpus, processes, micro_batch, rollout_rows, seconds, seconds_median, tok_s,
+    rollout_s, rollout_tok_s}, or {..., error} with what was seen before it], times: seconds of the first over the last,
+    rollout_times: rollout_tok_s of the last over the first}.
+
+    Each recipe is settled for its rung and may take `limit_s` seconds; one step warms up. `rollout_s` is the slowest
+    process's share of each step, engine's sync with the policy included.
     """
     on = []
     for rung, settled in recipes:
@@ -56,15 +65,10 @@ def bench_step(recipes: Sequence[tuple[Rung, Recipe]], steps: int) -> dict[str, 
             run = create(Path(place) / "run", recipe)
             run.write_json("rung.json", {"micro_batch": rung.micro_batch})
             module = ["grpo_portable.bench_side", str(run.path), "ours"]
-            seen = _measured(rung, module, run.path, run.path / bench_side.FILE)
-        seconds, tokens = seen.pop("seconds", [])[1:], seen.pop("tokens", [])[1:]
-        if seconds:
-            seen |= {
-                "seconds": [round(s, 3) for s in seconds],
-                "seconds_median": round(statistics.median(seconds), 3),
-                "tok_s": round(sum(tokens) / sum(seconds), 1),
-            }
-        on.append({**seen, "micro_batch": rung.micro_batch, "rollout_rows": recipe.rollout_rows})
+            seen = _measured(rung, module, run.path, run.path / bench_side.FILE, limit_s)
+        seen = {**_of_steps(seen), "micro_batch": rung.micro_batch, "rollout_rows": recipe.rollout_rows}
+        bench_child.tell(seen)
+        on.append(seen)
     first = recipes[0][1]
     return {
         "what": "step",
@@ -79,32 +83,48 @@ def bench_step(recipes: Sequence[tuple[Rung, Recipe]], steps: int) -> dict[str, 
     }
 
 
-def _measured(rung: Rung, module: Sequence[str], folder: Path, file: Path) -> dict[str, Any]:
-    """What the first of the rung's processes wrote into `file`, or {error}; with the GPUs it was on."""
+def _of_steps(seen: dict[str, Any]) -> dict[str, Any]:
+    """The figures of the steps after the first, which warms up."""
+    seconds, tokens, rollout = (seen.pop(name, [])[1:] for name in ("seconds", "tokens", "rollout_s"))
+    if not seconds:
+        return seen
+    return {
+        **seen,
+        "seconds": [round(s, 3) for s in seconds],
+        "seconds_median": round(statistics.median(seconds), 3),
+        "tok_s": round(sum(tokens) / sum(seconds), 1),
+        "rollout_s": [round(s, 3) for s in rollout],
+        "rollout_tok_s": round(sum(tokens) / sum(rollout), 1),
+    }
+
+
+def _measured(rung: Rung, module: Sequence[str], folder: Path, file: Path, limit_s: float) -> dict[str, Any]:
+    """What the first of the rung's processes wrote into `file`, and {error} if they failed; with the GPUs it was on."""
     command = ranks_command.of(rung, module, threads=1)
-    failed = bench_child.run(command, folder, LIMIT_S, ranks_command.environment(rung))
+    failed = bench_child.run(command, folder, limit_s, ranks_command.environment(rung))
     seen = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     kept = ("seconds", "tokens", "ready_s", "notes", "device", "torch", "error", "rollout_s")
-    return {
-        "gpus": list(rung.gpus),
-        "processes": rung.processes,
-        **(failed if not seen else {}),
-        **{key: seen[key] for key in kept if key in seen},
-    }
+    found = bench_child.with_figures(failed, {key: seen[key] for key in kept if key in seen})
+    return {"gpus": list(rung.gpus), "processes": rung.processes, **found}
 
 
 def _joint(on: list[dict[str, Any]], figure: str) -> dict[str, Any]:
-    first, last = on[0].get(figure), on[-1].get(figure)
-    times = None
-    if first and last:
-        times = round(last / first if figure == "tok_s" else first / last, 3)
     about = next((seen for seen in on if "torch" in seen), {})
-    return {
+    joint = {
         "device": about.get("device"),
         "torch": about.get("torch"),
         "on": [{k: v for k, v in seen.items() if k not in ("device", "torch")} for seen in on],
-        "times": times,
+        "times": _times(on, figure),
     }
+    return joint if figure == "tok_s" else {**joint, "rollout_times": _times(on, "rollout_tok_s")}
+
+
+def _times(on: Sequence[Mapping[str, Any]], figure: str) -> float | None:
+    """How many times as fast the last is as the first, by rates or by seconds; None where either was not measured."""
+    first, last = on[0].get(figure), on[-1].get(figure)
+    if not first or not last:
+        return None
+    return round(last / first if figure.endswith("tok_s") else first / last, 3)
 
 
 def joined(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -133,19 +153,28 @@ def table(report: Mapping[str, Any]) -> str:
             f"{report['model']} on {report['device']}, path {report['path']}, torch {report['torch']}: {step['questions']} x "
             f"{step['group']} completions of at most {step['longest_completion']} tokens"
         )
-    lines = [head, f"{'GPUs':<8}{'s':>10}{'tok/s':>12}"]
+    steps = report["what"] == "step"
+    lines = [head, f"{'GPUs':<8}{'s':>10}{'tok/s':>12}" + (f"{'rollout s':>12}{'tok/s':>12}" if steps else "")]
     for seen in report["on"]:
+        if "tok_s" in seen:
+            row = f"{seen['processes']:<8}{statistics.median(seen['seconds']):>10.2f}{seen['tok_s']:>12,.0f}"
+            if steps:
+                row += f"{statistics.median(seen['rollout_s']):>12.2f}{seen['rollout_tok_s']:>12,.0f}"
+            lines.append(row)
         if "error" in seen:
             lines.append(f"{seen['processes']:<8}{seen['error']}")
-        elif "tok_s" in seen:
-            lines.append(f"{seen['processes']:<8}{statistics.median(seen['seconds']):>10.2f}{seen['tok_s']:>12,.0f}")
-    return "\n".join([*lines, *([f"{report['times']:.2f} times as fast"] if report["times"] else [])])
+    if report["times"]:
+        rollouts = report.get("rollout_times")
+        lines.append(f"{report['times']:.2f} times as fast" + (f", rollouts {rollouts:.2f} times" if rollouts else ""))
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`rollout ...` or `step ...` with --gpus, or `join A.json B.json` of earlier ones; the exit code."""
+    """`rollout ...` or `step ...` with --gpus, or `join A.json B.json [--json]` of earlier ones; the exit code."""
     if list(arguments[:1]) == ["join"]:
-        print(table(joined([json.loads(Path(file).read_text(encoding="utf-8")) for file in arguments[1:]])))
+        files = [word for word in arguments[1:] if word != "--json"]
+        whole = joined([json.loads(Path(file).read_text(encoding="utf-8")) for file in files])
+        print(json.dumps(whole, indent=1) if "--json" in arguments else table(whole))
         return 0
     given = _parser().parse_args(arguments)
     try:
@@ -181,6 +210,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rows", type=int, default=256, help="of a rollout: completions each GPU generates at once")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds that each number of GPUs may take")
     parser.add_argument("--json", action="store_true")
     return parser
 
@@ -195,7 +225,7 @@ def _rollout(given: argparse.Namespace, parts: Sequence[tuple[int, ...]]) -> dic
         given.prompts, given.group, given.prompt_tokens, given.new_tokens, rows=given.rows, lora_rank=given.lora_rank
     )
     counts = [Rung("bf16-hf", 1, given.rows, gpus=part, processes=len(part)) for part in parts]
-    return bench_rollout(shape, given.engines, work, counts, given.repeats)
+    return bench_rollout(shape, given.engines, work, counts, given.repeats, limit_s=given.limit)
 
 
 def _step(given: argparse.Namespace, parts: Sequence[tuple[int, ...]]) -> dict[str, Any]:
@@ -217,7 +247,7 @@ def _step(given: argparse.Namespace, parts: Sequence[tuple[int, ...]]) -> dict[s
                     recipe,
                 )
             )
-        return bench_step(recipes, max(1, given.steps))
+        return bench_step(recipes, max(1, given.steps), limit_s=given.limit)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One side of `bench step` in a process of its own: `python -m grpo_portable.bench_side RUN_DIR ours|trl`.
 
-Writes side.json into the run folder: seconds and tokens of each step, peaks of memory; on a failure what was seen until then,
-and `error`.
+Writes side.json into the run folder: seconds and tokens of each step, peaks of memory; on a failure, or at SIGTERM, what there
+is until then, and `error`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,23 @@ from grpo_portable.run import RunFolder, open_run, read_lines
 FILE = "side.json"
 
 
-def measure(run: RunFolder, side: str) -> dict[str, Any]:
-    """{seconds, tokens, allocated_peak_gib, device_used_gib, device, uuid, torch} of the run's recipe, `error` if it failed."""
+def measure(run: RunFolder, side: str, stop: Any) -> dict[str, Any]:
+    """{seconds, tokens, rollout_s (of ours), allocated_peak_gib, device_used_gib, device, uuid, torch} of the run's recipe, and
+    `error` if it failed or was asked to stop. `stop`: a StopSignal.
+    """
     import torch
 
     cuda = torch.cuda.is_available() and run.recipe().path != "cpu"
-    peaks, seconds, tokens = PhasePeaks(cuda=cuda), list[float](), list[float]()
-    seen: dict[str, Any] = {"seconds": seconds, "tokens": tokens, "torch": torch.__version__}
+    peaks = PhasePeaks(cuda=cuda)
+    steps: dict[str, list[float]] = {"seconds": [], "tokens": [], "rollout_s": []}
+    seen: dict[str, Any] = {**steps, "torch": torch.__version__}
     try:
-        with DevicePeak(cuda=cuda) as peak:
-            {"ours": _ours, "trl": _trl}[side](run, peaks, seconds, tokens)
-    except Exception as error:  # an error of either side is its result, and the other side is measured all the same
+        with DevicePeak(cuda=cuda) as peak, stop.installed():
+            {"ours": _ours, "trl": _trl}[side](run, peaks, steps, stop)
+    except (Exception, KeyboardInterrupt) as error:  # the result of this side; the other one is measured all the same
         text = " ".join(str(error).split())
         seen["error"] = f"{type(error).__name__}: {text[:500]}"
+        traceback.print_exc()
     seen |= {"allocated_peak_gib": peaks.gib, "device_used_gib": peak.gib or None, "device": "cpu", "uuid": None}
     if cuda:
         about = torch.cuda.get_device_properties(0)
@@ -41,17 +46,10 @@ def measure(run: RunFolder, side: str) -> dict[str, Any]:
     return seen
 
 
-def _prepared(run: RunFolder) -> Any:
-    from grpo_portable import worker
-    from grpo_portable.guards import StopSignal
-
-    return worker.prepare(run, {}, StopSignal())
-
-
-def _ours(run: RunFolder, peaks: PhasePeaks, seconds: list[float], tokens: list[float]) -> None:
+def _ours(run: RunFolder, peaks: PhasePeaks, steps: dict[str, list[float]], stop: Any) -> None:
     from grpo_portable import worker
 
-    session = _prepared(run)
+    session = worker.prepare(run, {}, stop)
     peaks.end("load")
     engine: Any = session.engine
     engine.sync = _then(lambda: peaks.end("update"), engine.sync)
@@ -62,8 +60,9 @@ def _ours(run: RunFolder, peaks: PhasePeaks, seconds: list[float], tokens: list[
     finally:
         peaks.end("update")
         for line in read_lines(run.metrics_file):
-            seconds.append(line["step_s"])
-            tokens.append(line["completion_tokens"] * rows)
+            steps["seconds"].append(line["step_s"])
+            steps["tokens"].append(line["completion_tokens"] * rows)
+            steps["rollout_s"].append(line["rollout_s"])
         engine.close()
 
 
@@ -80,16 +79,16 @@ def _then(before: Callable[[], None] | None, call: Callable[..., Any], after: Ca
     return called
 
 
-def _trl(run: RunFolder, peaks: PhasePeaks, seconds: list[float], tokens: list[float]) -> None:
+def _trl(run: RunFolder, peaks: PhasePeaks, steps: dict[str, list[float]], stop: Any) -> None:
     """TRL's own trainer with its own generation, the same arguments and the same questions."""
     from datasets import Dataset
     from transformers import PrinterCallback, TrainerCallback
 
-    from grpo_portable import policy, rewards
+    from grpo_portable import policy, rewards, worker
     from grpo_portable.arguments import training_arguments
     from grpo_portable.trl_trainer import GRPOTrainer
 
-    session = _prepared(run)
+    session = worker.prepare(run, {}, stop)
     session.engine.close()
     gc.collect()
     recipe, builder, questions = session.recipe, session.builder, session.train
@@ -115,11 +114,11 @@ def _trl(run: RunFolder, peaks: PhasePeaks, seconds: list[float], tokens: list[f
             self.began = time.perf_counter()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            seconds.append(time.perf_counter() - self.began)
+            steps["seconds"].append(time.perf_counter() - self.began)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "completions/mean_length" in logs:
-                tokens.append(logs["completions/mean_length"] * rows)
+                steps["tokens"].append(logs["completions/mean_length"] * rows)
 
     given = [{"prompt": builder.text(q.question), "gold": q.gold, "question": q.question} for q in questions.questions]
     with policy.adapter_untouched(session.model):
@@ -143,10 +142,12 @@ def _trl(run: RunFolder, peaks: PhasePeaks, seconds: list[float], tokens: list[f
 
 
 def main() -> int:
+    from grpo_portable.guards import StopSignal
+
     mine = here()  # of several processes the first one tells
     run = open_run(Path(sys.argv[1]), mine.rank)
     quiet.libraries()
-    seen = measure(run, sys.argv[2])
+    seen = measure(run, sys.argv[2], StopSignal())
     if mine.is_main:
         run.write_json(FILE, seen)
     return 1 if "error" in seen else 0

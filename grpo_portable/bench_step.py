@@ -34,14 +34,18 @@ SIDES = {"ours": "grpo-portable", "trl": "TRL's default without vLLM"}
 LIMIT_S = 1800.0
 
 
-def bench_step(settled: Settled, steps: int, sides: Sequence[str] = tuple(SIDES)) -> dict[str, Any]:
+def bench_step(
+    settled: Settled, steps: int, sides: Sequence[str] = tuple(SIDES), *, limit_s: float = LIMIT_S
+) -> dict[str, Any]:
     """{model, path, device, torch, step, ours: {...}, trl: {...}, times_faster}; each side: seconds of each step and their
     median, tokens a step, tokens a second, memory; or {error} with what was seen before it. The number of steps is replaced.
+
+    A side may take `limit_s` seconds. Its figures are written to stderr when it ends, a JSON object a line.
     """
     recipe = replace(
         settled.recipe, steps=steps + 1, warmup_steps=0, bootstrap_epochs=0.0, save_every=10**6, report_to=()
     )
-    seen = {name: _side(name, recipe, settled.ledger) for name in sides}
+    seen = {name: _side(name, recipe, settled.ledger, limit_s) for name in sides}
     about = next(iter(seen.values()))
     return {
         "model": Path(recipe.model).name if Path(recipe.model).exists() else recipe.model,
@@ -66,27 +70,28 @@ def _times(seen: Mapping[str, Mapping[str, Any]]) -> float | None:
     return round(trl / ours, 2) if ours and trl else None
 
 
-def _side(name: str, recipe: Recipe, settled: memory.Settled | None) -> dict[str, Any]:
+def _side(name: str, recipe: Recipe, settled: memory.Settled | None, limit_s: float) -> dict[str, Any]:
     """One side's figures; {error} with what was seen before it when its process failed."""
     if name == "trl" and recipe.path in VLLM_PATHS:
         recipe = replace(recipe, path="fp16-hf" if recipe.path.startswith("fp16") else "bf16-hf")
     before = bench_memory.used_gib()
     with tempfile.TemporaryDirectory() as folder:
         run = create(Path(folder) / "run", recipe)
-        seen = bench_child.run(
-            [sys.executable, "-m", "grpo_portable.bench_side", str(run.path), name], run.path, LIMIT_S
-        )
-        seen = run.read_json(bench_side.FILE) or seen
+        module = [sys.executable, "-m", "grpo_portable.bench_side", str(run.path), name]
+        failed = bench_child.run(module, run.path, limit_s)
+        seen = bench_child.with_figures(failed, run.read_json(bench_side.FILE))
         longest = ((run.read_json("run.json").get("data") or {}).get("train") or {}).get("longest_prompt_tokens")
     device = seen.get("device_used_gib")
     if device is not None:
         device -= before.get(str(seen.get("uuid")), 0.0)
     ledger = _ledger(recipe, settled, longest) if name == "ours" else None
-    return {
+    found: dict[str, Any] = {
         **{key: seen[key] for key in ("device", "torch", "error") if key in seen},
         **_figures(seen.get("seconds", [])[1:], seen.get("tokens", [])[1:]),
         "memory": bench_memory.against_ledger(ledger, seen.get("allocated_peak_gib", {}), device),
     }
+    bench_child.tell({"side": name, **found})
+    return found
 
 
 def _ledger(recipe: Recipe, settled: memory.Settled | None, longest: int | None) -> dict[str, float] | None:
@@ -179,6 +184,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--facts", help="plan by a saved look at this machine (grpo-doctor --save-facts)")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--steps", type=int, default=4, help="measured steps, after one to warm up")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds a side may take")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     settings = [*given.settings, *([f"path={given.path}"] if given.path else [])]
@@ -188,7 +194,7 @@ def main(arguments: Sequence[str]) -> int:
             raise UsageError(f"there is no side `{unknown[0]}`", help=f"some of: {', '.join(SIDES)}")
         with checkpoint(given.recipe, given.shape) as name:
             prepared = launch.prepare(name, auto=True, overrides=settings, facts_file=given.facts)
-            report = bench_step(prepared.settled, max(1, given.steps), sides)
+            report = bench_step(prepared.settled, max(1, given.steps), sides, limit_s=given.limit)
     except GrpoPortableError as error:
         print("\n".join(error.lines()))
         return error.exit_code

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_portable import bench_gpus, catalogue
+from grpo_portable import bench_child, bench_gpus, catalogue
 from grpo_portable.bench import Workload
 from grpo_portable.ladder import Rung
 from grpo_portable.recipe import load
@@ -34,6 +41,11 @@ def test_a_step_on_one_and_on_two() -> None:
     report = bench_gpus.bench_step([(ONE, recipe), (TWO, recipe)], steps=2)
     assert [len(seen.get("seconds", [])) for seen in report["on"]] == [2, 2], report
     assert report["times"] == round(report["on"][0]["seconds_median"] / report["on"][1]["seconds_median"], 3)
+    for seen in report["on"]:
+        assert all(0 < part < whole for part, whole in zip(seen["rollout_s"], seen["seconds"], strict=True))
+        assert seen["rollout_tok_s"] > seen["tok_s"] > 0
+    first, last = (seen["rollout_tok_s"] for seen in report["on"])
+    assert report["rollout_times"] == round(last / first, 3)
     assert "2 x 4 completions" in bench_gpus.table(report)
 
 
@@ -55,3 +67,45 @@ def test_a_number_of_gpus_that_fails_has_its_error_and_the_other_its_figures() -
     assert "error" in report["on"][1] and report["on"][0]["seconds_median"] > 0
     assert report["times"] is None
     assert report["on"][1]["error"] in bench_gpus.table(report)
+
+
+@pytest.mark.slow
+def test_a_time_limit_ends_every_process_and_keeps_the_steps_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """More steps than fit into the limit, by two processes: those that were made count, and neither process is left."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    recipe = load(catalogue.find("arithmetic-embedded"), SMALL)
+    (seen,) = bench_gpus.bench_step([(TWO, recipe)], steps=10**5, limit_s=60.0)["on"]
+    assert seen["error"] == "it did not end within 60 s"
+    said = capfd.readouterr().err
+    assert len(seen["seconds"]) >= 2 and seen["seconds_median"] > 0, said
+    assert not [pid for pid, words in _commands() if str(tmp_path).encode() in words]
+    told = json.loads(next(line for line in said.splitlines() if line.startswith('{"gpus"')))
+    assert told["seconds"] == seen["seconds"], "said as it ended"
+
+
+def _commands() -> Iterator[tuple[str, bytes]]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            yield folder.name, (folder / "cmdline").read_bytes()
+
+
+def test_of_a_process_that_ran_out_of_time_the_limit_is_told_else_its_own_error() -> None:
+    seen = {"seconds": [1.0], "error": "Interrupted: saved"}
+    late, failed = {"error": "it did not end within 5 s"}, {"error": "exit code 1: the last line"}
+    assert bench_child.with_figures(late, seen) == {"seconds": [1.0], "error": "it did not end within 5 s"}
+    assert bench_child.with_figures(failed, seen)["error"] == "Interrupted: saved"
+    assert bench_child.with_figures(failed, {}) == failed and bench_child.with_figures({}, {"seconds": []}) == {
+        "seconds": []
+    }
+
+
+def test_what_ignores_the_wish_to_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_child, "GRACE_S", 0.5)
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    )
+    began = time.monotonic()
+    assert bench_child.run([sys.executable, "-c", deaf], tmp_path, 2.0) == {"error": "it did not end within 2 s"}
+    assert time.monotonic() - began < 20

@@ -2,38 +2,10 @@
 # The reference systems with SmolLM2 in the big model's place, as docs/systems.md lists them. Results in $OUT.
 #   OUT=out SMOLLM2=model.gguf GSM8K=folder bash tests/gpu/systems.sh [systems | precision | choose]
 set -u
-: "${OUT:?OUT names the folder for results}"
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
-mkdir -p "$OUT/logs" "$OUT/reports" "$OUT/tables" "$OUT/runs"
-OUT=$(cd "$OUT" && pwd)
-cd "$OUT/runs" || exit 1
-ln -sfn "${GSM8K:?the folder with train.jsonl and test.jsonl}" gsm8k
-ln -sfn "${SMOLLM2:?the GGUF file}" SmolLM2-135M-Instruct.gguf
-began=$SECONDS
-note() { echo "$(( SECONDS - began )) s  $*" | tee -a "$OUT/logs/summary.txt"; }
-
-publish() {  # what reports/gsm8k-smollm2-135m-h200 keeps: no adapter, no checkpoints, no logs
-    local to="$OUT/reports/$1" name
-    [ -d "$1" ] || return 0
-    mkdir -p "$to/generations"
-    for name in events.jsonl facts.json metrics.jsonl plan.json recipe.yaml report.md run.json scores.json; do
-        [ -f "$1/$name" ] && cp "$1/$name" "$to/"
-    done
-    [ -d "$1/charts" ] && cp -r "$1/charts" "$to/"
-    for name in "$1"/generations/*.jsonl; do
-        [ -f "$name" ] && gzip -n -c "$name" > "$to/generations/$(basename "$name").gz"
-    done
-    [ -f "$1/worker.log" ] && tail -c 200000 "$1/worker.log" > "$OUT/logs/$1.worker.log"
-    return 0
-}
-
-go() {  # go NAME SECONDS ARGUMENTS...
-    local name=$1 limit=$2; shift 2
-    note "$name starts"
-    timeout -k 15 "$limit" python3 -m grpo_portable train "$@" --auto --out "$name" > "$OUT/logs/$name.log" 2>&1
-    note "$name ended with $?"
-    publish "$name"
-}
+. "$(dirname "$0")/runs.sh"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
+results "$OUT"
+mkdir -p "$TO/tables"
 
 training() {  # wait until NAME (process PID) has made its first training step, or has ended
     while kill -0 "$2" 2>/dev/null && [ ! -s "$1/metrics.jsonl" ]; do sleep 0.5; done
@@ -96,15 +68,15 @@ table() {  # table NAME RUN...: the runs that have steps, side by side
     local name=$1 run there=(); shift
     for run; do [ -s "$run/metrics.jsonl" ] && there+=("$run"); done
     [ ${#there[@]} -ge 2 ] || return 0
-    python3 -m grpo_portable compare "${there[@]}" --chart "$OUT/tables/$name.png" > "$OUT/tables/$name.md" 2>> "$OUT/logs/tables.log"
+    python3 -m grpo_portable compare "${there[@]}" --chart "$TO/tables/$name.png" > "$TO/tables/$name.md" 2>> "$TO/logs/tables.log"
 }
 
-python3 -m doctor > "$OUT/logs/doctor.txt" 2>&1  # also brings the libraries into the page cache
+python3 -m doctor > "$TO/logs/doctor.txt" 2>&1  # also brings the libraries into the page cache
 note "doctor done"
 for group in ${*:-systems precision}; do "$group"; done
 table precision c-bf16-hf c-bf16-vllm c-fp8-vllm c-qlora-hf
 table fp8 c-bf16-hf c-bf16-vllm c-fp8-vllm c-fp8-vllm-tensor c-fp8-hf
 table embedded d-embedded-bf16-hf d-embedded-fp8-row d-embedded-fp8-block
 note "done"
-cat "$OUT"/tables/*.md 2>/dev/null
+cat "$TO"/tables/*.md 2>/dev/null
 exit 0

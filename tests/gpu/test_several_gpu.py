@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,11 @@ def train(folder: Path, gpus: str, *more: str, disturb: Any = None) -> subproces
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
-    for name, gpus in (("one", "0"), ("other", "1"), ("two", "0,1")):
-        train(folder / name, gpus)
+    with ThreadPoolExecutor() as pool:  # a card each
+        started = [pool.submit(train, folder / name, gpus) for name, gpus in (("one", "0"), ("other", "1"))]
+        for run in started:
+            run.result()
+    train(folder / "two", "0,1")
     return {name: folder / name for name in ("one", "other", "two")}
 
 
