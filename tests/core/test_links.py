@@ -8,9 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-NAMED = re.compile(
-    r"`((?:docs|doctor|grpo_portable|recipes|reports|tests)/[\w./-]*\w/?)`"
-)  # a code span that is a path
+# a code span that is the path of a file
+NAMED = re.compile(r"`((?:docs|doctor|grpo_portable|recipes|reports|tests)/[\w./-]*\.\w+)`")
 HEADING = re.compile(r"^#+ +(.*)$", re.M)
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 
