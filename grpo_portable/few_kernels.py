@@ -14,14 +14,10 @@ from typing import Any
 
 import torch
 
+from grpo_portable.agreement import agree, random_like
 from grpo_portable.lora_product import lora_products
 from grpo_portable.rollout.family import unwrap
 
-CLOSE = {
-    torch.float32: 1e-5,
-    torch.bfloat16: 4e-2,
-    torch.float16: 4e-3,
-}  # a few units in the last place of values near 2
 ROWS, POSITIONS, HEADS = 2, 4, 3  # of the trial
 
 
@@ -116,8 +112,8 @@ def _trusted_norms(model: Any) -> list[Any]:
     for norm in found:
         key = (type(norm), norm.weight.shape, norm.weight.dtype)
         if key not in agrees:
-            x = _random((ROWS, POSITIONS, norm.weight.shape[0]), norm.weight)
-            agrees[key] = hasattr(torch.ops.aten, "_fused_rms_norm") and _agree(norm.forward, fused_norm(norm), x)
+            x = random_like((ROWS, POSITIONS, norm.weight.shape[0]), norm.weight)
+            agrees[key] = hasattr(torch.ops.aten, "_fused_rms_norm") and agree(norm.forward, fused_norm(norm), x)
     return [norm for norm in found if agrees[(type(norm), norm.weight.shape, norm.weight.dtype)]]
 
 
@@ -138,31 +134,8 @@ def _rotary_agrees(plain: Callable[..., Any], model: Any) -> bool:
     config = model.config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     like = next(model.parameters())
-    angle = _random((ROWS, POSITIONS, size // 2), like).float()
+    angle = random_like((ROWS, POSITIONS, size // 2), like).float()
     cos, sin = (torch.cat((f(angle), f(angle)), -1).to(like.dtype) for f in (torch.cos, torch.sin))
-    q = _random((ROWS, HEADS, POSITIONS, size), like)
+    q = random_like((ROWS, HEADS, POSITIONS, size), like)
     ours = rotary(plain)
-    return _agree(lambda x: sum(plain(x, x, cos, sin)), lambda x: sum(ours(x, x, cos, sin)), q)
-
-
-def _random(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    # a generator of its own: the run's draws stay what they are
-    generator = torch.Generator().manual_seed(0)
-    dtype = like.dtype if like.dtype in CLOSE else torch.float32
-    return torch.randn(shape, generator=generator).to(like.device, dtype)
-
-
-def _agree(plain: Callable[[Any], Any], ours: Callable[[Any], Any], x: torch.Tensor) -> bool:
-    """Whether two functions of x give the same value and gradient within rounding; False where one of them fails."""
-    try:
-        seen = []
-        with torch.enable_grad():
-            for function in (plain, ours):
-                given = x.clone().requires_grad_(True)
-                value = function(given)
-                (slope,) = torch.autograd.grad(value, given, x)
-                seen.append((value.detach().float(), slope.float()))
-    except (RuntimeError, TypeError, NotImplementedError):
-        return False
-    bound = CLOSE[x.dtype]
-    return all(a.shape == b.shape and torch.allclose(a, b, rtol=bound, atol=bound) for a, b in zip(*seen, strict=True))
+    return agree(lambda *x: torch.cat(plain(*x, cos, sin)), lambda *x: torch.cat(ours(*x, cos, sin)), q, q.flip(1))

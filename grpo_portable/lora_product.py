@@ -13,13 +13,16 @@ Legend: R rows (batch x positions), I inputs, O outputs, r rank.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from grpo_portable.agreement import agree, random_like
 from grpo_portable.rollout.family import unwrap
+
+TRIAL_ROWS = 8
 
 
 class LoraProduct(torch.autograd.Function):
@@ -70,11 +73,12 @@ def _scaled(product: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Te
 def lora_products(model: Any) -> Iterator[int]:
     """Inside, the model's plain LoRA layers on frozen dense weights compute by `LoraProduct`; gives their number.
 
+    One layer of each kind is tried on its device first, and those of a kind that PEFT computes otherwise stay PEFT's.
     Layers with dropout, DoRA, a bias of the adapter or quantised weights stay PEFT's. So does each call with the adapter off
     or in another number format than the weight's. Calls without gradients take the same way, so that ratios of one policy
     with itself are 1.
     """
-    layers = [module for module in model.modules() if _is_plain(module)]
+    layers = _trusted([module for module in model.modules() if _is_plain(module)])
     trained = [_matrices(layer) for layer in layers]
     sources = [matrix for pair in trained for matrix in pair]
     copies = [
@@ -143,3 +147,44 @@ def _is_plain(module: Any) -> bool:
         and isinstance(module.lora_dropout[name], torch.nn.Identity)
         and module.lora_B[name].bias is None
     )
+
+
+def _trusted(layers: Sequence[Any]) -> list[Any]:
+    """The layers of those kinds whose first one gives by `LoraProduct` what it gives by itself."""
+    kinds: dict[Any, bool] = {}
+    for layer in layers:
+        if _kind(layer) not in kinds:
+            kinds[_kind(layer)] = _agrees(layer)
+    return [layer for layer in layers if kinds[_kind(layer)]]
+
+
+def _kind(layer: Any) -> Any:
+    weight, pair = layer.base_layer.weight, _matrices(layer)
+    return (
+        type(layer),
+        weight.shape,
+        weight.dtype,
+        weight.device,
+        [m.dtype for m in pair] == [weight.dtype] * 2,
+        pair[0].shape,
+    )
+
+
+def _agrees(layer: Any) -> bool:
+    """Whether a layer and `LoraProduct` agree on random rows, with a random B: that of a new adapter is zero, and shows nothing."""
+    base, (a, b), (name, *_) = layer.base_layer, _matrices(layer), list(layer.lora_A)
+    places = f"lora_A.{name}.weight", f"lora_B.{name}.weight"
+
+    def plain(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, dict(zip(places, (a, b), strict=True)), (x,))
+
+    def ours(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        low = (m.detach().to(base.weight.dtype) for m in (a, b))
+        return LoraProduct.apply(x, base.weight, base.bias, a, b, *low, float(layer.scaling[name]))
+
+    x = random_like((TRIAL_ROWS, base.in_features), base.weight)
+    small = x.dtype != torch.float32
+    with torch.autocast(x.device.type, x.dtype if small else None, enabled=small):
+        return x.dtype == base.weight.dtype and agree(
+            plain, ours, x, a.detach(), random_like(tuple(b.shape), b) / b.shape[1] ** 0.5
+        )

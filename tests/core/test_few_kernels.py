@@ -13,7 +13,7 @@ import torch
 import training
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo_portable import few_kernels, policy
+from grpo_portable import few_kernels, lora_product, policy
 from grpo_portable.lora_product import LoraProduct, lora_products
 from grpo_portable.recipe import Recipe
 from grpo_portable.walks import short_walks
@@ -170,6 +170,54 @@ def test_a_kernel_that_gives_something_else_is_not_used(monkeypatch: pytest.Monk
     )  # a norm of another kind under the same name
     with few_kernels.few_kernels(model) as replaced:
         assert replaced["norms"] == 0
+
+
+def test_a_norm_whose_gradient_alone_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = adapted()
+    norm = model.get_base_model().model.norm
+    right = type(norm).forward
+    # the same value; a gradient of twice the size, which a gradient along x itself would not show: there it is zero
+    monkeypatch.setattr(type(norm), "forward", lambda self, x: right(self, 2 * x - x.detach()))
+    with few_kernels.few_kernels(model) as replaced:
+        assert replaced["norms"] == 0
+
+
+def wrong_value(ctx: Any, x: Any, weight: Any, bias: Any, a: Any, b: Any, low_a: Any, low_b: Any, scale: float) -> Any:
+    return RIGHT.forward(ctx, x, weight, bias, a, b, low_a, low_b, 2 * scale)
+
+
+def wrong_slope(ctx: Any, *grads: torch.Tensor) -> Any:
+    x, weight, bias, a, b, *rest = RIGHT.backward(ctx, *grads)
+    return x, weight, bias, a, None if b is None else 1.1 * b, *rest
+
+
+RIGHT = lora_product.LoraProduct
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wrong", [{"forward": staticmethod(wrong_value)}, {"backward": staticmethod(wrong_slope)}])
+def test_an_adapter_product_that_gives_something_else_is_not_used(
+    dtype: torch.dtype, wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = adapted(dtype)
+    policy.keep_float32(model)
+    before = [p.clone() for p in model.parameters()]
+    with lora_products(model) as count:
+        assert count == 7 * model.config.num_hidden_layers
+    monkeypatch.setattr(lora_product, "LoraProduct", type("Wrong", (RIGHT,), wrong))
+    with lora_products(model) as count:
+        assert count == 0
+    assert all(torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_only_the_kind_of_layer_that_peft_computes_otherwise_stays_pefts() -> None:
+    model = adapted()
+    layers = model.get_base_model().model.layers
+    for layer in layers:  # as a later PEFT might, for these alone
+        layer.mlp.down_proj.lora_A["default"].register_forward_hook(lambda module, given, out: out.relu())
+    with lora_products(model) as count:
+        assert count == 6 * len(layers)
 
 
 def test_walks_are_short_and_do_the_same() -> None:
