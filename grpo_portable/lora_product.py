@@ -159,19 +159,13 @@ def _trusted(layers: Sequence[Any]) -> list[Any]:
 
 
 def _kind(layer: Any) -> Any:
-    weight, pair = layer.base_layer.weight, _matrices(layer)
-    return (
-        type(layer),
-        weight.shape,
-        weight.dtype,
-        weight.device,
-        [m.dtype for m in pair] == [weight.dtype] * 2,
-        pair[0].shape,
-    )
+    base, (a, b) = layer.base_layer, _matrices(layer)
+    tensors = ((t.shape, t.dtype) for t in (base.weight, a, b))
+    return type(layer), base.weight.device, *tensors, base.bias is None, *layer.scaling.values()
 
 
 def _agrees(layer: Any) -> bool:
-    """Whether a layer and `LoraProduct` agree on random rows, with a random B: that of a new adapter is zero, and shows nothing."""
+    """Whether a layer and `LoraProduct` agree on random rows. B is random too: a new adapter's is zero, and shows nothing."""
     base, (a, b), (name, *_) = layer.base_layer, _matrices(layer), list(layer.lora_A)
     places = f"lora_A.{name}.weight", f"lora_B.{name}.weight"
 
