@@ -27,10 +27,13 @@ def sentence(scores: Mapping[str, Any]) -> str:
     strict = scores["strict"]
     start = " after the bootstrap" if scores["against"] == "bootstrap" else ""
     verb = {"higher": "raised", "lower": "lowered"}.get(strict["verdict"], "moved")
-    end = {"higher": "the gain is real", "lower": "the loss is real"}.get(strict["verdict"], "not shown to differ")
+    end = {
+        "higher": "the gain is beyond the noise of these questions",
+        "lower": "the loss is beyond the noise of these questions",
+    }.get(strict["verdict"], "not shown to differ")
     if strict["verdict"] == "higher" and scores["lenient"]["verdict"] != "higher":
         of_format = "it is one of format: " if _is_format(scores) else "small: "
-        end = f"the gain is real, but {of_format}{_lenient(scores)}"
+        end = f"the gain is beyond the noise of these questions, but {of_format}{_lenient(scores)}"
     subject = str(scores.get("subject") or "GRPO")
     return (
         f"{subject[0].upper()}{subject[1:]} {verb} strict accuracy from {percent(strict['base'])}{start} "

@@ -183,8 +183,8 @@ def test_too_few_questions_are_said_to_be_too_few(tmp_path):
 @pytest.mark.parametrize(
     ("before", "after", "end"),
     [
-        (["wrong"] * 30 + ["right"] * 30, ["right"] * 60, "the gain is real."),
-        (["right"] * 60, ["wrong"] * 30 + ["right"] * 30, "the loss is real."),
+        (["wrong"] * 30 + ["right"] * 30, ["right"] * 60, "the gain is beyond the noise of these questions."),
+        (["right"] * 60, ["wrong"] * 30 + ["right"] * 30, "the loss is beyond the noise of these questions."),
         (["right"] * 60, ["right"] * 60, "not shown to differ."),
         (["plain"] * 40, ["right"] * 25 + ["wrong"] * 15, "but it is one of format: lenient accuracy fell."),
         (
@@ -206,7 +206,7 @@ def test_the_sentence_has_every_number(tmp_path):
     interval = stats.paired_counts(30, 30, 0, 0).interval
     assert text == (
         "GRPO raised strict accuracy from 50.0 % to 100.0 % on 60 questions (+50.0 points, 95 % interval "
-        f"{span(interval, sign=True)}, exact p < 0.0001): the gain is real."
+        f"{span(interval, sign=True)}, exact p < 0.0001): the gain is beyond the noise of these questions."
     )
 
 
