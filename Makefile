@@ -7,6 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 .PHONY: demo test doctor lint clean
 demo: $(VENV)/.train            ## train on this machine, on the best path it has
 	$(BIN)/grpo-portable train --auto
+	@echo 'next: `. $(BIN)/activate`, then `grpo-portable recipes` says what else fits here'
 
 test: $(VENV)/.test             ## lint, type-check and test
 	$(BIN)/ruff check .

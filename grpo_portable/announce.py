@@ -38,7 +38,7 @@ def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None) -> st
     if several:
         rows.insert(1, ("GPUs", _gpus(recipe, diagnosis.plan.gpus)))
     if ledger is not None:
-        parts = ", ".join(f"{name} {gib:.2f}" for name, gib in ledger.ledger.items() if gib >= 0.005)
+        parts = ", ".join(f"{name.replace('_', ' ')} {gib:.2f}" for name, gib in ledger.ledger.items() if gib >= 0.005)
         have = f" of {ledger.have_gib:.1f}" if ledger.have_gib is not None else ""
         rows.append(("memory", f"{ledger.need_gib:.2f}{have} GiB: {parts}"))
     if minutes:

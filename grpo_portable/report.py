@@ -31,9 +31,8 @@ def write_report(run: RunFolder) -> Path:
     steps = windows.steps_in_order(read_lines(run.metrics_file))
     events = list(read_lines(run.events_file))
     drawn = charts.draw(run.path / "charts", scores, steps, events)
-    lines = compose(run, scores, steps, events, drawn)
     file = run.path / "report.md"
-    write_atomically(file, re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n")
+    write_atomically(file, page(run, scores, steps, events, drawn))
     return file
 
 
@@ -42,14 +41,17 @@ def verdict(run: RunFolder) -> str:
     return words.sentence(run.read_json("scores.json"))
 
 
-def compose(
+def page(
     run: RunFolder,
     scores: Mapping[str, Any],
     steps: list[windows.Step],
     events: list[dict[str, Any]],
     drawn: Mapping[str, Path],
-) -> list[str]:
-    """The lines of the report, in the order in which a stranger asks: did it help, by what, where, how, and what else."""
+) -> str:
+    """The text of the report, in the order in which a stranger asks: did it help, by what, where, how, and what else.
+
+    `drawn`: name of a chart → its file.
+    """
     recipe, facts = run.recipe(), run.read_json("facts.json")
     plan, record = run.read_json("plan.json"), run.read_json("run.json")
     path = str(record.get("path") or recipe.path)
@@ -69,7 +71,7 @@ def compose(
     lines += ["## Versions", "", report_setting.versions(record, facts) or "Not recorded.", ""]
     lines += ["## Repeating it", "", *report_setting.repeat(recipe, record, trains), ""]
     lines += ["## What this does not show", "", *report_setting.scope(recipe, record, scores, len(steps)), ""]
-    return lines
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
 def _title(recipe: Recipe, record: Mapping[str, Any], steps: list[windows.Step], trains: bool) -> str:
