@@ -58,6 +58,7 @@ def training_arguments(recipe: Recipe, *, output_dir: Path, dtype: str, cpu: boo
         fp16=dtype == "float16",
         use_cpu=cpu,
         ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,  # they are the same everywhere and stay so
         gradient_checkpointing=recipe.gradient_checkpointing is True,  # TRL's default is true
         gradient_checkpointing_kwargs={"use_reentrant": False} if recipe.gradient_checkpointing is True else None,
         report_to=list(recipe.report_to),

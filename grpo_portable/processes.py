@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 LIMIT = timedelta(hours=4)  # of one meeting; the supervisor ends a process that gives no sign of life long before
-LONGEST_NAP_S = 0.02
+SHORTEST_NAP_S, LONGEST_NAP_S = 1e-4, 0.02
+NAP_SHARE = 0.02  # of the time waited so far: what asking now and then may add to a wait
 
 
 def _silent() -> None:
@@ -42,10 +43,10 @@ class Processes:
         import torch.distributed
 
         arrival = torch.distributed.barrier(group=_group(), async_op=True)
-        nap = 1e-4
+        began = time.perf_counter()
         while not arrival.is_completed():
-            time.sleep(nap)
-            nap = min(2 * nap, LONGEST_NAP_S)
+            waited = time.perf_counter() - began
+            time.sleep(min(max(SHORTEST_NAP_S, NAP_SHARE * waited), LONGEST_NAP_S))
             self.tick()
         arrival.wait()  # raises where another process is gone
 

@@ -39,6 +39,7 @@ from grpo_portable.rewards.faults import FaultCounter, guarded
 from grpo_portable.rollout.protocol import Completion, Resting, Rollout, Sampling
 from grpo_portable.run import RunFolder, append_line, read_lines
 from grpo_portable.saving import Saving, UpdateMark
+from grpo_portable.shard import is_spread
 from grpo_portable.trl_trainer import GRPOTrainer
 
 
@@ -96,6 +97,9 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         self.correct_sampler, self.gap = correct_sampler, Gap()
         self.guard = NonFiniteGuard(scaled=arguments.fp16)
         self.plateau = Plateau(bootstrapped=recipe.bootstrap_epochs > 0)
+        # TRL's own of a micro-batch: the KL by metrics.jsonl, all of them by a tracker
+        self._metrics_are_read = recipe.beta != 0 or bool(recipe.report_to)
+        self._meets_in_passes = self._metrics_are_read or is_spread(model)
         self._rollout_in_buffer: int | None = None
         self._weights_move = (
             False  # between the optimizer's step and the end of it, weights and step number do not match
@@ -244,14 +248,34 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         self._tick()
         micro_batch = self._prepare_inputs(inputs)
         idle = self._is_idle(micro_batch)
-        loss = self._idle_step() if idle else super().training_step(model, inputs, num_items_in_batch)
+        with self._unheard():
+            loss = self._idle_step() if idle else super().training_step(model, inputs, num_items_in_batch)
         self._loss_sum += loss
         return loss
 
     def _is_idle(self, micro_batch: Mapping[str, Any]) -> bool:
-        """Whether loss and gradient are exactly zero: no row has an advantage (its group's rewards are all the same)."""
-        alone = self.processes.count == 1  # with others, every backward pass is also a meeting point
-        return alone and self.beta == 0 and not bool(micro_batch["advantages"].any())
+        """Whether loss and gradient are exactly zero, no row has an advantage (its group's rewards are all the same), and no
+        other process waits for this pass.
+        """
+        if self.processes.count > 1 and (self._meets_in_passes or self.accelerator.sync_gradients):
+            return False
+        return self.beta == 0 and not bool(micro_batch["advantages"].any())
+
+    @contextlib.contextmanager
+    def _unheard(self) -> Iterator[None]:
+        """Inside, what TRL gathers of all processes is of this one, if nobody reads it: its own metrics of a micro-batch.
+
+        For them all would wait for the slowest half a dozen times in each micro-batch; so they meet once a step.
+        """
+        if self.processes.count == 1 or self._metrics_are_read:
+            yield
+            return
+        own: Any = self.accelerator
+        own.gather, own.reduce = (lambda tensor: tensor), (lambda tensor, **_: tensor)
+        try:
+            yield
+        finally:
+            del own.gather, own.reduce
 
     def _idle_step(self) -> torch.Tensor:
         """What a forward and backward pass over idle rows would do, without them."""

@@ -1,0 +1,108 @@
+"""Where several processes meet while they learn: once a step, unless what TRL gathers of a micro-batch is read."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import several
+import torch
+import training
+from test_several import SIZES, Scripted
+
+from grpo_portable import processes
+from grpo_portable.run import read_lines
+
+
+def test_processes_meet_once_in_an_update(tmp_path: Path) -> None:
+    """Each has two micro-batches; one that takes a second for its first keeps nobody waiting before gradients meet."""
+
+    def work(rank: int) -> int:
+        made = training.make(
+            tmp_path / f"rank-{rank}", engine=Scripted(), processes=processes.join(cpu=True), **SIZES, steps=1
+        )
+        compute, ended = made._compute_loss, []
+
+        def computed(*given: Any) -> Any:
+            if rank == 1 and not ended:
+                time.sleep(2.0)
+            loss = compute(*given)
+            ended.append(time.time())
+            return loss
+
+        made._compute_loss = computed
+        training.gradients(made)
+        (tmp_path / f"{rank}.json").write_text(json.dumps(ended))
+        return 0
+
+    assert several.forked(2, work, tmp_path / "log") == [0, 0], (tmp_path / "log").read_text()
+    quick, slow = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert len(quick) == len(slow) == 2
+    assert quick[1] < slow[0], "the quick one's last forward pass was over before the slow one's first"
+
+
+def test_a_process_leaves_out_what_teaches_nothing_without_the_others(tmp_path: Path) -> None:
+    """Four groups, a micro-batch each, two a process; the first and the last group's rewards are all the same.
+
+    The first process learns from its second group alone. The second one computes both: its last pass is where gradients meet.
+    """
+    changes = {"loss": "bnpo", "scale_rewards": "none"}  # bnpo: micro-batches in the order of the groups
+
+    def made(folder: Path, mine: processes.Processes) -> tuple[Any, list[int]]:
+        def reward(completions: list[Any], id: list[str], **_: Any) -> list[float]:
+            return [0.0 if one in same else float(i % 2) for i, one in enumerate(id)]
+
+        here = training.make(folder, engine=Scripted(), rewards=[reward], processes=mine, **SIZES, **changes)
+        step = [row["id"] for rank in range(mine.count) for row in _rows_of(here, rank)]
+        same = {step[0], step[-1]}
+        passes: list[int] = []
+        compute = here._compute_loss
+        here._compute_loss = lambda *given: (passes.append(1), compute(*given))[1]
+        return here, passes
+
+    def _rows_of(here: Any, rank: int) -> list[dict[str, Any]]:
+        mine, here.processes = here.processes, replace(here.processes, rank=rank)
+        rows: list[dict[str, Any]] = here._rows_of(0)
+        here.processes = mine
+        return rows
+
+    alone, passes = made(tmp_path / "alone", processes.ALONE)
+    expected = training.gradients(alone)
+    assert len(passes) == 2 and any(g.abs().max() > 1e-5 for g in expected.values())
+
+    def work(rank: int) -> int:
+        mine = processes.join(cpu=True)
+        here, passes = made(tmp_path / f"rank-{rank}", mine)
+        torch.save({**training.gradients(here), "passes": torch.tensor(len(passes))}, tmp_path / f"{rank}.pt")
+        return 0
+
+    assert several.forked(2, work, tmp_path / "log") == [0, 0], (tmp_path / "log").read_text()
+    for rank, computed in enumerate((1, 2)):
+        seen = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert seen.pop("passes") == computed
+        assert seen.keys() == expected.keys()
+        for name, gradient_of_one in expected.items():
+            torch.testing.assert_close(
+                seen[name], gradient_of_one, rtol=2e-5, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+def test_the_divergence_from_the_reference_is_of_all_processes(tmp_path: Path) -> None:
+    """Read in metrics.jsonl, so gathered. Of the third step, when the policy has left its reference."""
+    sizes: dict[str, Any] = {"steps": 3, "prompts_per_step": 2, "micro_batch": 4, "beta": 0.1}
+
+    def work(rank: int) -> int:
+        made = training.make(tmp_path / f"{rank}", engine=Scripted(), processes=processes.join(cpu=True), **sizes)
+        made.run = replace(made.run, rank=rank)
+        made.start()
+        return 0
+
+    assert several.forked(2, work, tmp_path / "log") == [0, 0], (tmp_path / "log").read_text()
+    training.make(tmp_path / "alone", engine=Scripted(), **sizes).start()
+    seen, expected = (list(read_lines(tmp_path / name / "metrics.jsonl"))[2]["kl"] for name in ("0", "alone"))
+    # a mean of means: the micro-batches of two processes are others than those of one; the first process's own is 18 % off
+    assert seen == pytest.approx(expected, rel=0.05) and expected > 1e-6
