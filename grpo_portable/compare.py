@@ -18,6 +18,7 @@ from grpo_portable.run import RunFolder, read_lines
 from grpo_portable.side_by_side import differing
 from grpo_portable.verdict import p_text, percent, points, span
 
+ONE_RUN_EACH = "each side is one training run: the interval is over questions, what another seed would do is not in it"
 WIDTH = 80
 NAME_WIDTH, MODEL_WIDTH = 7, 26  # of a column: wider names get letters, wider models are cut in the middle
 ASKED_BY = (  # recipe fields that change how a question is put or read; if they differ, more than the models differs
@@ -121,15 +122,16 @@ def compare(run_a: RunFolder, run_b: RunFolder) -> Comparison:
             f"strict says {strict['verdict']}, lenient says {lenient['verdict']} ({points(lenient['delta'])} points): "
             "part of the difference is format"
         )
+    a, b = _side(run_a, name_a, last_a), _side(run_b, name_b, last_b)
     return Comparison(
-        a=_side(run_a, name_a, last_a),
-        b=_side(run_b, name_b, last_b),
+        a=a,
+        b=b,
         strict=strict,
         lenient=lenient,
         both_answered=_ab(blocks["both_answered"]) if blocks["both_answered"] else None,
         gains=_gains(stages_a, stages_b),
         differs=differs,
-        notes=shared.notes,
+        notes=(*shared.notes, *([ONE_RUN_EACH] if a.steps or b.steps else [])),
         warnings=tuple(warnings),
     )
 

@@ -67,6 +67,7 @@ def test_what_the_runs_did_differently(tmp_path):
     assert c.differs == {"steps": (12, 20), "learning_rate": (5e-6, 1e-5)}
     assert (c.a.steps, c.b.steps) == (12, 20)
     assert c.warnings == ()
+    assert "note: each side is one training run" in c.to_text()
 
 
 def without(run, *keys):

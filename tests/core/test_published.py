@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo_portable import report, scoring, windows
+from grpo_portable.compare import compare
 from grpo_portable.run import open_run, read_lines
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,15 @@ def test_scores_and_page_come_from_the_saved_answers(folder, tmp_path):
     steps, events = windows.steps_in_order(read_lines(run.metrics_file)), list(read_lines(run.events_file))
     drawn = {file.stem: file for file in (folder / "charts").iterdir()}
     assert report.page(run, scores, steps, events, drawn) == (folder / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_comparisons_of_the_systems_page_are_what_compare_prints():
+    page = ROOT / "reports" / "systems" / "report.md"
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\n(.*?^a: ([\w-]+)\nb: ([\w-]+)\n.*?)\n```$", text, re.M | re.S)
+    assert len(blocks) == 2
+    for text, a, b in blocks:
+        assert compare(open_run(page.parent / a), open_run(page.parent / b)).to_text() == text
 
 
 def rows():
