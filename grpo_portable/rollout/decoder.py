@@ -87,15 +87,14 @@ class Decoder:
         for prompt, group, holder in zip(prompts, copies, holders, strict=True):
             others = list(group[1:] if holder is None else group)
             self.cache.copy([group[0] if holder is None else holder] * len(others), others, len(prompt) - 1)
-        rows = torch.tensor([row for group in copies for row in group], device=self.device)
         start = np.array([len(p) - 1 for p, group in zip(prompts, copies, strict=True) for _ in group])
-        last_token = [p[-1] for p, group in zip(prompts, copies, strict=True) for _ in group]
-        self.tokens[rows] = torch.tensor(last_token, device=self.device)
-        self.lengths[rows] = torch.from_numpy(start).to(self.device)
-        self.limits[rows] = torch.from_numpy(start + limits).to(self.device)
+        inputs = [p[-1] for p, group in zip(prompts, copies, strict=True) for _ in group]
+        state = np.stack([[row for group in copies for row in group], inputs, start, start + limits])
+        rows, tokens, lengths, ends = torch.from_numpy(state).to(self.device)  # one upload for all of it
+        self.tokens[rows], self.lengths[rows], self.limits[rows] = tokens, lengths, ends
         self.alive[rows] = True
-        at = np.minimum(start[:, None] + np.arange(noise.shape[1])[None], self.capacity - 1)
-        self.noise[rows[:, None], torch.from_numpy(at).to(self.device)] = torch.from_numpy(noise).to(self.device)
+        at = lengths[:, None] + torch.arange(noise.shape[1], device=self.device)
+        self.noise[rows[:, None], at.clamp_(max=self.capacity - 1)] = torch.from_numpy(noise).to(self.device)
         if self.seen is not None:
             for prompt, group in zip(prompts, copies, strict=True):
                 marks = torch.zeros(self.shape.vocab, dtype=torch.bool, device=self.device)

@@ -1,5 +1,6 @@
 """A decode layer in nine kernels, through Triton: chosen when it works on this machine and gives what plain torch gives.
 
+Products of few rows are Triton's too where that is faster here (`skinny.py`): then a step's kernels can overlap.
 `choose` runs one layer both ways when an engine starts. Whatever keeps Triton from working here (no compiler for its
 launcher, a card or a shape it does not take) shows there, and the engine goes on in plain torch with the reason kept.
 Products whose scales are still to be multiplied in are carried as `Scaled`, so that the kernel that reads them does it.
@@ -14,23 +15,28 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from grpo_portable.rollout import attention, fp8, sampler
+from grpo_portable.rollout import attention, fp8, sampler, skinny
 from grpo_portable.rollout.family import Shape
 from grpo_portable.rollout.forward import Plain, Rows, Tables, product
 from grpo_portable.rollout.kv import Cache
 from grpo_portable.rollout.weights import Dense, Layer
 
 CHUNK = 1024  # logits one program of the sampler reads
+KEYS_A_SPLIT = 128
 KEYS = 32  # keys one turn of the attention's loop reads: small turns, four of them in flight, were fastest on an H200
 
 
 class Scaled(NamedTuple):
-    """A product [N, W]; where `rows` [N] and `columns` [W] are given, its true value is value * rows * columns + bias."""
+    """A product [N, W], or `parts` partial sums of it [parts, N, W] in float32.
+
+    Its true value is value * rows * columns + bias, where `rows` [N], `columns` [W] and `bias` [W] are given.
+    """
 
     value: torch.Tensor
     rows: torch.Tensor | None = None
     columns: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    parts: int = 1
 
 
 class Narrow(NamedTuple):
@@ -44,12 +50,16 @@ class Fused(Plain):
     name = "fused"
     multiple = 16  # so that no FP8 product needs padding of its own
 
-    def __init__(self, shape: Shape, device: torch.device, reason: str = "") -> None:
+    def __init__(self, shape: Shape, device: torch.device, reason: str = "", skinny_rows: int = 0) -> None:
         super().__init__(shape, reason)
         from grpo_portable.rollout import kernels
 
         self.kernels = kernels
-        self.processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+        self.skinny_rows = skinny_rows  # products of at most as many rows are Triton's
+        on_card = device.type == "cuda"
+        self.processors = torch.cuda.get_device_properties(device).multi_processor_count if on_card else 1
+        ahead = on_card and skinny_rows > 0
+        self.launch: dict[str, Any] = {"AHEAD": True, "launch_pdl": True} if ahead else {"AHEAD": False}
 
     def ready(self, tables: Tables, cache: Cache, rows: Rows) -> Any:
         slots = torch.arange(rows.lengths.shape[0], device=rows.lengths.device) * cache.capacity + rows.lengths
@@ -109,10 +119,11 @@ class Fused(Plain):
             q, cache.keys[index], cache.values[index], rows.lengths, rows.leaders, rows.shared, out, part, high, total,
             cache.capacity, shape.scaling, shape.attn_softcap or 1.0, window or 0, K=shape.kv_heads, **sizes,
             BLOCK=KEYS, SPLITS=splits, SOFTCAP=bool(shape.attn_softcap), WINDOW=window is not None, num_warps=2, num_stages=4,
+            **self.launch,
         )  # fmt: skip
         if splits > 1:
             self.kernels.join_kernel[(count * shape.kv_heads,)](
-                part, high, total, out, **sizes, SPLITS=splits, num_warps=2
+                part, high, total, out, **sizes, SPLITS=splits, num_warps=2, **self.launch
             )
         return out
 
@@ -122,7 +133,7 @@ class Fused(Plain):
         y = self._product(self._narrowed(out) if layer.out[0].scale is not None else out, layer.out)
         x, h = self._normed(x, y, layer.norm_mlp, narrow=layer.gate_up[0].scale is not None)
         y = self._product(h, layer.gate_up)
-        return x, self._product(self._gated(y, narrow=layer.down[0].scale is not None), layer.down)
+        return x, self._product(self._gated(y, x, narrow=layer.down[0].scale is not None), layer.down)
 
     def draw(
         self, logits: torch.Tensor, noise: torch.Tensor, drawing: sampler.Drawing, seen: torch.Tensor | None
@@ -135,7 +146,9 @@ class Fused(Plain):
         tokens = torch.empty(rows, dtype=torch.long, device=logits.device)
         logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
         sizes = {"V": vocab, "CHUNKS": chunks, "BLOCK": CHUNK}
-        self.kernels.chunk_sums_kernel[(rows, chunks)](logits, high, mass, drawing.temperature, **sizes, num_warps=4)
+        self.kernels.chunk_sums_kernel[(rows, chunks)](
+            logits, high, mass, drawing.temperature, **sizes, num_warps=4, **self.launch
+        )
         self.kernels.pick_kernel[(rows,)](
             logits,
             high,
@@ -147,13 +160,14 @@ class Fused(Plain):
             BLOCK_C=_power(chunks),
             **sizes,
             num_warps=4,
+            **self.launch,
         )
         return tokens, logprobs
 
     def splits(self, rows: int, capacity: int) -> int:
-        """Programs that share one row's keys: enough to fill the card twice, each with at least 256 keys."""
+        """Programs that share one row's keys: enough to fill the card twice, each with at least KEYS_A_SPLIT keys."""
         wanted = 2 * self.processors // (rows * self.shape.kv_heads)
-        return max(1, min(8, 1 << max(0, wanted.bit_length() - 1), capacity // 256))
+        return max(1, min(8, 1 << max(0, wanted.bit_length() - 1), capacity // KEYS_A_SPLIT))
 
     def _heads(
         self,
@@ -169,7 +183,7 @@ class Fused(Plain):
         """The residual, and the queries [N, H, D] of tokens at `positions`; keys and values go to `slots` of the cache."""
         shape, count = self.shape, x.shape[0]
         x, h = self._normed(x, pending, layer.norm_in, narrow=layer.qkv[0].scale is not None)
-        qkv = self._product(h, layer.qkv)
+        qkv = self._product(h, layer.qkv, biased=True)
         cos, sin = tables[shape.rotary[index]]
         q = torch.empty(count, shape.heads, shape.head_dim, dtype=x.dtype, device=x.device)
         together = math.gcd(shape.heads, shape.kv_heads, 8)
@@ -178,7 +192,7 @@ class Fused(Plain):
             q, cache.keys[index], cache.values[index], shape.eps,
             H=shape.heads, K=shape.kv_heads, D=shape.head_dim, HEADS=together, BLOCK=_power(shape.head_dim),
             ROTATED=cos.shape[-1], NORMS=layer.norm_q is not None, SCALED=qkv.rows is not None, BIAS=qkv.bias is not None,
-            num_warps=4 if together == 8 else 1,
+            PARTS=qkv.parts, num_warps=4 if together == 8 else 1, **self.launch,
         )  # fmt: skip
         return x, q
 
@@ -193,32 +207,52 @@ class Fused(Plain):
         self.kernels.add_norm_kernel[(rows,)](
             x, more.value, more.rows, more.columns, factors, summed, normed, small.value, small.scale, self.shape.eps,
             W=width, BLOCK=_power(width), PENDING=pending is not None, SCALED=more.rows is not None, FP8=narrow,
-            num_warps=8 if width > 2048 else 4,
+            PARTS=more.parts, num_warps=8 if width > 2048 else 4, **self.launch,
         )  # fmt: skip
         return summed, small if narrow else normed
 
-    def _gated(self, both: Scaled, *, narrow: bool) -> torch.Tensor | Narrow:
-        rows, width = both.value.shape[0], both.value.shape[1] // 2
-        out = both.value if narrow else both.value.new_empty(rows, width)
+    def _gated(self, both: Scaled, like: torch.Tensor, *, narrow: bool) -> torch.Tensor | Narrow:
+        rows, width = both.value.shape[-2], both.value.shape[-1] // 2
+        out = both.value if narrow else both.value.new_empty(rows, width, dtype=like.dtype)
         small = self._empty_narrow(rows, width, out.device) if narrow else Narrow(out, out)
         block = _power(width) if narrow else min(1024, _power(width))
         self.kernels.gated_kernel[(rows, -(-width // block))](
             both.value, both.rows, both.columns, out, small.value, small.scale, W=width, BLOCK=block,
-            ACTIVATION=self.shape.activation, SCALED=both.rows is not None, FP8=narrow, num_warps=16 if block > 8192 else 4,
+            ACTIVATION=self.shape.activation, SCALED=both.rows is not None, FP8=narrow, PARTS=both.parts,
+            num_warps=16 if block > 8192 else 4, **self.launch,
         )  # fmt: skip
         return small if narrow else out
 
     def _narrowed(self, x: torch.Tensor) -> Narrow:
         small = self._empty_narrow(x.shape[0], x.shape[1], x.device)
-        self.kernels.narrow_kernel[(x.shape[0],)](x, *small, W=x.shape[1], BLOCK=_power(x.shape[1]), num_warps=8)
+        self.kernels.narrow_kernel[(x.shape[0],)](
+            x, *small, W=x.shape[1], BLOCK=_power(x.shape[1]), num_warps=8, **self.launch
+        )
         return small
 
-    def _product(self, h: torch.Tensor | Narrow, parts: tuple[Dense, ...]) -> Scaled:
+    def _product(self, h: torch.Tensor | Narrow, parts: tuple[Dense, ...], *, biased: bool = False) -> Scaled:
+        """`biased`: the kernel that reads the product adds its bias."""
+        x = h if isinstance(h, torch.Tensor) else h.value
+        (part, *others) = parts
+        if x.shape[0] <= self.skinny_rows and not others and (biased or part.bias is None):
+            return self._skinny(h, part)
         if isinstance(h, torch.Tensor):
             return Scaled(product(h, parts))
-        (part,) = parts
         assert part.unit is not None
-        return Scaled(fp8.matmul(h.value, part.weight, part.unit, torch.bfloat16), h.scale, part.scale, part.bias)
+        return Scaled(fp8.matmul(x, part.weight, part.unit, torch.bfloat16), h.scale, part.scale, part.bias)
+
+    def _skinny(self, h: torch.Tensor | Narrow, part: Dense) -> Scaled:
+        x = h if isinstance(h, torch.Tensor) else h.value
+        (rows, inputs), width = x.shape, part.weight.shape[0]
+        cut = skinny.tiling(rows, width, inputs, self.processors, x.element_size())
+        wide = torch.bfloat16 if x.element_size() == 1 else x.dtype
+        out = torch.empty(cut.splits, rows, width, device=x.device, dtype=torch.float32 if cut.splits > 1 else wide)
+        self.kernels.skinny_kernel[(-(-width // cut.columns), cut.splits)](
+            x, part.weight, out, rows, width, inputs, cut.share, ROWS=cut.rows, COLUMNS=cut.columns, BLOCK=cut.block,
+            STAGES=cut.stages, EVEN=cut.even, num_warps=4, **self.launch,
+        )  # fmt: skip
+        scale = None if isinstance(h, torch.Tensor) else h.scale
+        return Scaled(out if cut.splits > 1 else out[0], scale, part.scale, part.bias, cut.splits)
 
     @staticmethod
     def _empty_narrow(rows: int, width: int, device: torch.device) -> Narrow:
@@ -235,12 +269,30 @@ def choose(shape: Shape, layer: Layer, device: torch.device, dtype: torch.dtype,
     reason = _why_not(device, dtype)
     if reason is None:
         try:
-            fused = Fused(shape, device, "tried on this machine")
+            most = _skinny_rows(layer, device)
+            fused = Fused(shape, device, f"tried on this machine, with products of up to {most} rows", most)
+            if not most or not _skinny_fits(fused, layer, device, dtype):
+                fused = Fused(shape, device, "tried on this machine")
             reason = _difference(fused, Plain(shape), layer, device, dtype)
         except Exception as failure:  # whatever keeps Triton from working here is the answer that is asked for
             lines = str(failure).strip().splitlines()
             reason = f"Triton does not work here: {type(failure).__name__} {lines[-1] if lines else ''}".strip()
     return fused if reason is None else Plain(shape, reason)
+
+
+def _skinny_rows(layer: Layer, device: torch.device) -> int:
+    from grpo_portable.rollout import kernels
+
+    weights = sum(part.weight.nbytes for parts in (layer.qkv, layer.out, layer.gate_up, layer.down) for part in parts)
+    return skinny.most_rows(torch.cuda.get_device_capability(device), kernels.CAN_OVERLAP, weights)
+
+
+def _skinny_fits(fused: Fused, layer: Layer, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether Triton's products run here and give the same layer; if not, the library's are there."""
+    try:
+        return _difference(fused, Plain(fused.shape), layer, device, dtype) is None
+    except Exception:  # an overlapped launch, or a tile, that this driver or Triton does not take
+        return False
 
 
 def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:

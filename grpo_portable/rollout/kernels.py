@@ -3,6 +3,10 @@
 Each kernel has a twin in plain torch (`forward.py`, `attention.py`, `sampler.py`) that runs where Triton does not, and is held
 to it when an engine starts (`fused.py`). One kernel does what takes torch between three and fifteen, so that a step is a few
 hundred launches and its time is that of the weights' and the cache's bytes.
+
+With `AHEAD` a kernel is launched while the one before it still runs (programmatic dependent launch, from compute capability
+9.0), and waits for its results itself: nothing may be read or written before `gdc_wait` but weights, which no kernel changes.
+A product may come as `PARTS` partial sums [PARTS, N, W] over its inputs; whoever reads it adds them up.
 Legend: N rows, H heads, K KV heads, G heads a KV head, D head dims, W width of a row.
 """
 
@@ -11,21 +15,34 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # a Triton from before it: `AHEAD` is then False
+    gdc_launch_dependents = gdc_wait = None
+
 FP8_MAX = tl.constexpr(448.0)
+CAN_OVERLAP = gdc_wait is not None
 
 
 @triton.jit
 def add_norm_kernel(
     x, pending, row_scale, column_scale, factors, summed, normed, narrow, narrow_scale, eps,
     W: tl.constexpr, BLOCK: tl.constexpr, PENDING: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr,
+    PARTS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """summed = x + pending (times its scales), normed = RMS norm of that; with FP8 `narrow` and its row's scale instead."""
     row = tl.program_id(0).to(tl.int64)
+    rows = tl.num_programs(0)
     at = tl.arange(0, BLOCK)
     inside = at < W
+    if AHEAD:
+        gdc_wait()
+        gdc_launch_dependents()
     value = tl.load(x + row * W + at, mask=inside, other=0.0).to(tl.float32)
     if PENDING:
         more = tl.load(pending + row * W + at, mask=inside, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            more += tl.load(pending + (part * rows + row) * W + at, mask=inside, other=0.0)
         if SCALED:
             more = more * tl.load(row_scale + row) * tl.load(column_scale + at, mask=inside, other=0.0)
         value = (value + more).to(summed.dtype.element_ty)
@@ -45,10 +62,11 @@ def add_norm_kernel(
 def heads_kernel(
     qkv, row_scale, column_scale, bias, norm_q, norm_k, cos, sin, positions, slots, q, keys, values, eps,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, ROTATED: tl.constexpr,
-    NORMS: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr,
+    NORMS: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """HEADS heads of one row: scale, norm, rotate; queries go to `q`, keys and values to their slot of the cache."""
     row = tl.program_id(0).to(tl.int64)
+    rows = tl.num_programs(0)
     head = tl.program_id(1) * HEADS
     at = tl.arange(0, BLOCK)[None, :]
     lane = (head + tl.arange(0, HEADS))[:, None] * D
@@ -56,15 +74,21 @@ def heads_kernel(
     half: tl.constexpr = ROTATED // 2
     other = tl.where(at < half, at + half, tl.where(at < ROTATED, at - half, at))
     start = row * (H + 2 * K) * D + lane
+    if AHEAD:
+        gdc_wait()
+        gdc_launch_dependents()
     value = tl.load(qkv + start + at, mask=inside, other=0.0).to(tl.float32)
     partner = tl.load(qkv + start + other, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        value += tl.load(qkv + part * rows * (H + 2 * K) * D + start + at, mask=inside, other=0.0)
+        partner += tl.load(qkv + part * rows * (H + 2 * K) * D + start + other, mask=inside, other=0.0)
     if SCALED:
         scale = tl.load(row_scale + row)
         value = value * scale * tl.load(column_scale + lane + at, mask=inside, other=0.0)
         partner = partner * scale * tl.load(column_scale + lane + other, mask=inside, other=0.0)
-        if BIAS:
-            value += tl.load(bias + lane + at, mask=inside, other=0.0).to(tl.float32)
-            partner += tl.load(bias + lane + other, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        value += tl.load(bias + lane + at, mask=inside, other=0.0).to(tl.float32)
+        partner += tl.load(bias + lane + other, mask=inside, other=0.0).to(tl.float32)
     if head < H + K:
         if NORMS:
             factor = norm_q if head < H else norm_k
@@ -88,7 +112,7 @@ def heads_kernel(
 def attend_kernel(
     q, keys, values, lengths, leaders, shared, out, part, part_max, part_sum, capacity, scaling, softcap, window,
     K: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """The G queries of one KV head of one row over (a split of) the row's keys.
 
@@ -98,6 +122,9 @@ def attend_kernel(
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     split = tl.program_id(2)
+    if AHEAD:
+        gdc_wait()
+        gdc_launch_dependents()
     length = tl.load(lengths + row).to(tl.int32) + 1
     leader = tl.load(leaders + row).to(tl.int64)
     common = tl.load(shared + row).to(tl.int32)
@@ -149,10 +176,13 @@ def attend_kernel(
 @triton.jit
 def join_kernel(
     part, part_max, part_sum, out,
-    G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+    G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """The splits of one KV head of one row, weighted by their sums of exponentials."""
     pair = tl.program_id(0).to(tl.int64)
+    if AHEAD:
+        gdc_wait()
+        gdc_launch_dependents()
     g = tl.arange(0, ROWS)
     d = tl.arange(0, BLOCK_D)
     wanted = (g < G)[:, None] & (d < D)[None, :]
@@ -173,14 +203,21 @@ def join_kernel(
 @triton.jit
 def gated_kernel(
     both, row_scale, column_scale, out, narrow, narrow_scale, W: tl.constexpr, BLOCK: tl.constexpr,
-    ACTIVATION: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr,
+    ACTIVATION: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """activation(gate) * up of one row's (chunk of) [gate, up]; with FP8 the whole row, `narrow` and its scale."""
     row = tl.program_id(0).to(tl.int64)
+    rows = tl.num_programs(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < W
+    if AHEAD:
+        gdc_wait()
+        gdc_launch_dependents()
     gate = tl.load(both + row * 2 * W + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + row * 2 * W + W + at, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        gate += tl.load(both + (part * rows + row) * 2 * W + at, mask=inside, other=0.0)
+        up += tl.load(both + (part * rows + row) * 2 * W + W + at, mask=inside, other=0.0)
     if SCALED:
         scale = tl.load(row_scale + row)
         gate = gate * scale * tl.load(column_scale + at, mask=inside, other=0.0)
@@ -201,11 +238,14 @@ def gated_kernel(
 
 
 @triton.jit
-def narrow_kernel(x, narrow, narrow_scale, W: tl.constexpr, BLOCK: tl.constexpr):
+def narrow_kernel(x, narrow, narrow_scale, W: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
     """One row in FP8, and its scale."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < W
+    if AHEAD:
+        gdc_wait()
+        gdc_launch_dependents()
     value = tl.load(x + row * W + at, mask=inside, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(value)), 1e-12) / FP8_MAX
     tl.store(narrow + row * W + at, (value / scale).to(narrow.dtype.element_ty), mask=inside)
@@ -214,12 +254,15 @@ def narrow_kernel(x, narrow, narrow_scale, W: tl.constexpr, BLOCK: tl.constexpr)
 
 @triton.jit
 def chunk_sums_kernel(
-    logits, chunk_max, chunk_sum, temperature, V: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    logits, chunk_max, chunk_sum, temperature, V: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Of one chunk of one row's logits: the maximum, and the sum of exponentials below it."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     at = chunk * BLOCK + tl.arange(0, BLOCK)
+    if AHEAD:
+        gdc_wait()
+        gdc_launch_dependents()
     value = tl.load(logits + row * V + at, mask=at < V, other=float("-inf")).to(tl.float32)
     value = value / temperature
     best = tl.max(value)
@@ -230,11 +273,14 @@ def chunk_sums_kernel(
 @triton.jit
 def pick_kernel(
     logits, chunk_max, chunk_sum, noise, tokens, logprobs, temperature,
-    V: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr,
+    V: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """The token at which one row's cumulative distribution passes its noise: first the chunk, then inside it."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK_C)
+    if AHEAD:
+        gdc_wait()
+        gdc_launch_dependents()
     high = tl.load(chunk_max + row * CHUNKS + c, mask=c < CHUNKS, other=float("-inf"))
     best = tl.max(high)
     mass = tl.load(chunk_sum + row * CHUNKS + c, mask=c < CHUNKS, other=0.0) * tl.exp(high - best)
@@ -253,3 +299,46 @@ def pick_kernel(
     chosen = tl.sum(tl.where(tl.arange(0, BLOCK) == offset, weight, 0.0))
     tl.store(tokens + row, (chunk * BLOCK + offset).to(tl.int64))
     tl.store(logprobs + row, tl.log((chosen / total).to(tl.float32)))
+
+
+@triton.jit
+def skinny_kernel(
+    x, w, out, rows, width, inputs, share, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """COLUMNS outputs of x [rows, inputs] times w [width, inputs], over `share` inputs: partial sums [splits, rows, width].
+
+    The weights are read once and by enough programs to keep the memory busy; the first tile is asked for before the states are
+    there, while the kernel before this one still runs. `EVEN`: `share` is a multiple of BLOCK, and `width` of COLUMNS.
+    """
+    split = tl.program_id(1)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.arange(0, ROWS)
+    k = tl.arange(0, BLOCK)
+    begin = split * share
+    count = tl.minimum(share, inputs - begin)
+    weight = w + column.to(tl.int64)[None, :] * inputs + (begin + k)[:, None]
+    state = x + row[:, None] * inputs + (begin + k)[None, :]
+    present = (row < rows)[:, None]
+    inside = (column < width)[None, :]
+    if EVEN:
+        tile = tl.load(weight, eviction_policy="evict_first")
+    else:
+        tile = tl.load(weight, mask=inside & (k < count)[:, None], other=0.0, eviction_policy="evict_first")
+    if AHEAD:
+        gdc_wait()
+        gdc_launch_dependents()
+    states = tl.load(state, mask=present & (k < count)[None, :], other=0.0)
+    sums = tl.dot(states, tile)
+    for at in tl.range(BLOCK, count, BLOCK, num_stages=STAGES):
+        if EVEN:
+            tile = tl.load(weight + at, eviction_policy="evict_first")
+            states = tl.load(state + at, mask=present, other=0.0)
+        else:
+            tile = tl.load(
+                weight + at, mask=inside & (at + k < count)[:, None], other=0.0, eviction_policy="evict_first"
+            )
+            states = tl.load(state + at, mask=present & (at + k < count)[None, :], other=0.0)
+        sums = tl.dot(states, tile, sums)
+    place = out + (split * rows + row)[:, None].to(tl.int64) * width + column[None, :]
+    tl.store(place, sums.to(out.dtype.element_ty), mask=present & inside)

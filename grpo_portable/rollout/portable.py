@@ -246,10 +246,9 @@ class _Run:
         first = np.where(is_stop.any(0), is_stop.argmax(0) + 1, len(tokens) + 1)
         new = np.minimum(np.minimum(first, len(tokens)), self.left(requests))
         self.stopped[at] |= first <= new
-        for step in range(len(tokens)):
-            rows = np.flatnonzero(step < new)
-            self.tokens[at[rows], before[rows] + step] = tokens[step, rows]
-            self.logprobs[at[rows], before[rows] + step] = logprobs[step, rows]
+        step, row = np.nonzero(np.arange(len(tokens))[:, None] < new)
+        self.tokens[at[row], before[row] + step] = tokens[step, row]
+        self.logprobs[at[row], before[row] + step] = logprobs[step, row]
         self.count[at] = before + new
         cut = [] if self.strings is None else self._cut(live, requests, before)
         ended = self.stopped[at] | (self.left(requests) == 0)

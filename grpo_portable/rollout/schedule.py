@@ -40,8 +40,8 @@ class Schedule:
     def admit(self) -> list[tuple[Part, tuple[int, ...]]]:
         """Parts and the rows they now own.
 
-        Rows are handed out once an eighth of them is free, so that prefills come in batches. A group that does not fit whole is
-        split; the rest takes the prompt's keys from a row that still holds them.
+        Rows are handed out once a 32nd of them is free: a step's time hardly depends on its rows, so an empty one is lost.
+        A group that does not fit whole is split; the rest takes the prompt's keys from a row that still holds them.
         """
         free = [row for row, request in enumerate(self.owner) if request is None]
         if not self.waiting or (len(free) < self.capacity and len(free) < self._enough()):
@@ -91,7 +91,7 @@ class Schedule:
         return bucket_of(self.live[-1] + 1, buckets)
 
     def _enough(self) -> int:
-        return max(1, self.capacity // 8)
+        return max(1, self.capacity // 32)
 
 
 def plan(lengths: Sequence[int], n: int, capacity: int) -> Schedule:

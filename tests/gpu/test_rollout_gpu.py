@@ -7,14 +7,16 @@ import rollouts
 import torch
 
 from grpo_portable.errors import EngineUnsupported
+from grpo_portable.rollout import skinny
 from grpo_portable.rollout.family import Shape, read
 from grpo_portable.rollout.forward import Plain, Rows
-from grpo_portable.rollout.fused import Fused
+from grpo_portable.rollout.fused import Fused, Narrow
 from grpo_portable.rollout.kv import Cache
 from grpo_portable.rollout.portable import PortableRollout
 from grpo_portable.rollout.protocol import Sampling
 from grpo_portable.rollout.reference import ReferenceRollout
 from grpo_portable.rollout.sampler import Drawing
+from grpo_portable.rollout.weights import Dense
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")]
 GREEDY = Sampling(max_tokens=24, temperature=0)
@@ -106,6 +108,41 @@ def test_fused_attention_is_attention(
         tensor.copy_(content)
     made = fused.attend(q, 0, fused.ready(tables, cache, Rows(lengths, alone, nothing, capacity))).float()
     assert (made - wanted).norm() / wanted.norm() < 2e-3
+
+
+@pytest.mark.parametrize("rows", [1, 15, 17, 32, 33, 64])
+@pytest.mark.parametrize(("width", "inputs"), [(64, 64), (96, 200), (1000, 576), (2560, 9728), (6144, 2560)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_skinny_products_are_products(dtype: torch.dtype, width: int, inputs: int, rows: int) -> None:
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("kernels cannot overlap here")
+    run = Fused(read(rollouts.model("llama")).shape, torch.device("cuda"), skinny_rows=64)
+    torch.manual_seed(rows)
+    x, w = (torch.randn(n, inputs, device="cuda").to(dtype) for n in (rows, width))
+    before = torch.empty(rows + 1, inputs, device="cuda", dtype=torch.bfloat16).fill_(float("nan")).to(dtype)
+    before[:rows] = x  # what lies behind the last row is not read as one
+    state = Narrow(before[:rows], torch.ones(rows, device="cuda")) if dtype.itemsize == 1 else before[:rows]
+    for _ in range(3):  # launched one behind the other, as in a step
+        made = run._skinny(state, Dense(w, None))
+    value = made.value.float().sum(0) if made.parts > 1 else made.value.float()
+    wanted = x.float() @ w.float().T
+    assert made.parts == skinny.tiling(rows, width, inputs, run.processors, w.element_size()).splits
+    assert (value - wanted).norm() / wanted.norm() < 5e-3
+
+
+def test_steps_with_overlapping_kernels_are_steps() -> None:
+    policy, prompts = rollouts.model("qwen3", torch.bfloat16, head_dim=32).cuda(), rollouts.prompts(9, 30, 21, 40)
+    exact = rollouts.model("qwen3", head_dim=32).cuda()
+    engine = PortableRollout(policy, None, rows=12, copy="bf16")
+    if not isinstance(engine.run, Fused) or not engine.run.skinny_rows:
+        pytest.skip(f"no Triton products here: {engine.run.reason}")
+    sampling, off = Sampling(max_tokens=60, seed=3, stop_ids=(1, 2, 3)), []
+    first = engine.generate(prompts, 5, sampling)
+    for _ in range(20):  # a kernel that reads before the one in front has written shows as a row that differs
+        assert engine.generate(prompts, 5, sampling) == first
+    for prompt, group in zip(prompts, first, strict=True):
+        off += [(torch.tensor(c.logprobs) - rollouts.logprobs(exact, prompt, c)).abs() for c in group]
+    assert torch.cat(off).mean() < 0.05
 
 
 def test_fused_drawing_is_drawing() -> None:
