@@ -71,6 +71,9 @@ _NOISE = frozenset(
 _SOFT = frozenset(
     ("pcie", "developer", "kit", "t5000", "design", "with", "hgx", "a", "an", "the", "superchip", "agx", "480gb")
 )
+MOST = 9999  # cards of one question
+_NUMBER = re.compile(r"^\s*(\d{1,30})\s*[x×*]", re.IGNORECASE)
+_SEVERAL_KINDS = re.compile(r"\s(?:\+|and|&)\s", re.IGNORECASE)
 _COUNT_BEFORE = re.compile(r"^\s*(\d{1,4})\s*[x×*]\s*(?=\D|\d{4})", re.IGNORECASE)
 _COUNT_AFTER = re.compile(r"\s*[x×*]\s*(\d{1,3})\s*$", re.IGNORECASE)
 _SAME = {"mobile": "laptop", "notebook": "laptop", "spark": "gb10", "s": "super"}
@@ -87,9 +90,7 @@ def find_card(text: str) -> tuple[Card, int]:
         inside = [card for card in cards() if card.key <= words and _says_no_more(words - card.key, card)]
         if inside:
             return max(inside, key=lambda card: len(card.key)), count
-    if not words:
-        raise CardError(f"`{text.strip()}` names no card; say one as `RTX 4090` or `8x H100`")
-    raise CardError(f"`{text.strip()}` is not a card known here; nearest: {', '.join(_nearest(name))}")
+    raise CardError(f"`{text.strip()}` {_why_not(text, name, words)}")
 
 
 @cache
@@ -125,6 +126,17 @@ def _count(text: str) -> tuple[str, int]:
     if after and int(after[1]) > 0:
         return text[: after.start()], int(after[1])
     return text, 1
+
+
+def _why_not(text: str, name: str, words: frozenset[str]) -> str:
+    number = _NUMBER.search(text)
+    if not words or (number and not text[number.end() :].strip()):
+        return "names no card; say one as `RTX 4090` or `8x H100`"
+    if _SEVERAL_KINDS.search(text):
+        return "names cards of more than one kind; only equal ones train together, so ask for each kind by itself"
+    if number and not 0 < int(number[1]) <= MOST:
+        return f"asks for {'no card' if int(number[1]) == 0 else f'over {MOST:,} cards'}; say one as `RTX 4090` or `8x H100`"
+    return f"is not a card known here; nearest: {', '.join(_nearest(name))}"
 
 
 def _words(text: str) -> frozenset[str]:

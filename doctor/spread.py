@@ -143,7 +143,11 @@ def exchange_s(settled: Settled, card: Card, cards: int) -> float:
     if cards == 1:
         return 0.0
     share = 2 * (cards - 1) / cards
-    return gradient_gib(settled) * 2**30 * share / (_rate(card, cards) * 1e9) + 2 * (cards - 1) * ROUND_S
+    return gradient_gib(settled) * 2**30 * share / (_rate(card, cards) * 1e9) + _rounds(cards) * ROUND_S
+
+
+def _rounds(cards: int) -> int:
+    return 2 * (cards - 1)
 
 
 def _rate(card: Card, cards: int) -> float:
@@ -173,7 +177,7 @@ def arithmetic(card: Card, s: Spread) -> Iterator[str]:
         where = "between the cards" if s.nodes == 1 else f"between {s.nodes} nodes"
         yield (
             f"+ gradients {gradient_gib(s.settled):.2f} GiB x {2 * (s.used - 1) / s.used:.2f} at {_rate(card, s.used):g} GB/s "
-            f"{where} = {_s(s.exchange_s)}"
+            f"{where}, and {_rounds(s.used)} rounds of {1e6 * ROUND_S:g} us = {_s(s.exchange_s)} (rates and rounds assumed)"
         )
         yield _lost_words(card, s)
     yield f"= {_s(s.step_s)} a step ({_s(s.low_s)} to {_s(s.high_s)}), {s.times:.1f} times as fast as one card"

@@ -47,6 +47,17 @@ def test_the_gradients_way_between_the_cards() -> None:
     assert exchange_s(settled, find_card("RTX 4090")[0], 2) == pytest.approx(bytes_ / 12e9 + 2 * 30e-6)
 
 
+def test_the_sums_that_are_shown_give_the_seconds_that_are_shown() -> None:
+    """0.25 GiB x 1.75 = 0.470 GB at 150 GB/s: 3.1 ms, and 14 rounds of 30 us: 0.4 ms; 0.25 x 1.97 at 20: 26.4 ms, and 3.8."""
+    told = " ".join(arithmetic(H100, on(8)))
+    assert (
+        "0.25 GiB x 1.75 at 150 GB/s between the cards, and 14 rounds of 30 us = 3.5 ms (rates and rounds assumed)"
+        in told
+    )
+    told = " ".join(arithmetic(H100, on(64, 512)))
+    assert "0.25 GiB x 1.97 at 20 GB/s between 8 nodes, and 126 rounds of 30 us = 29.8 ms" in told
+
+
 def test_a_share_is_what_one_card_would_take_for_it() -> None:
     two, one = on(2), on(1)
     assert (two.used, two.settled.setting.rollout_rows, one.settled.setting.rollout_rows) == (2, 32, 64)
