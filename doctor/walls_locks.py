@@ -125,7 +125,7 @@ def _unsloth(facts: Facts, needs: list[Need], apart: bool) -> Iterator[Wall]:
             (),
             f"unsloth {gone[0].version} is installed without unsloth_zoo, which it cannot be imported without",
             (
-                f"Because {gone[0]}",
+                str(gone[0]),
                 "and packages.unsloth_zoo = absent",
                 "therefore the Unsloth backend is out; no path needs it",
             ),

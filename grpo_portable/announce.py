@@ -6,6 +6,7 @@ import textwrap
 
 from doctor.diagnosis import PATHS, Diagnosis, Wall
 from doctor.render import command_lines
+from grpo_portable.errors import clause
 from grpo_portable.recipe import Recipe
 from grpo_portable.settle import Settled
 
@@ -45,7 +46,7 @@ def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None) -> st
         rows.append(("time", minutes))
     below = tuple(f"({wall.code})" for wall in _in_the_way(recipe, diagnosis))  # told there, with their helps
     reasons = [reason for reason in settled.reasons if not reason.endswith(below)]
-    rows += [("because" if i == 0 else "", reason) for i, reason in enumerate(reasons)]
+    rows += [("because" if i == 0 else "", clause(reason)) for i, reason in enumerate(reasons)]
     lines = ["plan"] + [line for name, text in rows for line in _row(name, text)]
     closing = _closing(recipe, diagnosis)
     return "\n".join(lines + (["", "what closed the faster paths", *closing] if closing else []))

@@ -241,6 +241,12 @@ def test_walls_that_close_come_before_warnings() -> None:
         assert closes == sorted(closes, reverse=True)
 
 
+def test_a_reason_is_not_said_to_be_one_twice() -> None:
+    """Every place that shows a reason writes `because` before it."""
+    reasons = [b for facts in MACHINES for w in find_walls(facts_from_json(facts)) for b in w.because]
+    assert reasons and not [b for b in reasons if b.lower().startswith("because") or b.endswith(".")]
+
+
 # What no facts file may break.
 
 _scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12))
