@@ -51,7 +51,7 @@ def evaluate(
     file.parent.mkdir(parents=True, exist_ok=True)
     wanted, (first, every) = max(1, samples), turn
     # Four times what the engine holds at once, so that it can fill rows that end early. Twice as many would spare a GPU a tenth
-    # of its steps and a CPU nothing, lose twice as much when killed, and leave several processes too few chunks to share evenly.
+    # of its steps and a CPU nothing, lose twice as much when killed, and leave several processes too few chunks to share.
     chunks = list(enumerate(_chunks(data, max(1, 4 * int(recipe.rollout_rows) // wanted))))[first::every]
     found = _known((file, *known))
     asked = {(q.id, k) for _, chunk in chunks for q, _ in chunk for k in range(wanted)}
