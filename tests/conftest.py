@@ -1,6 +1,8 @@
 """One thread for torch and BLAS (two contended threads can be thirty times slower than one), no network, no trackers."""
 
+import gc
 import os
+from collections.abc import Iterator
 
 for name, value in {
     "OMP_NUM_THREADS": "1",
@@ -24,3 +26,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> Iterator[None]:
+    """Libraries and collected tests are not walked at each of the many collections that trainers and engines ask for.
+
+    A worker forked by a test walks less still: a walk copies the pages it shares with the test's process.
+    """
+    gc.freeze()
+    yield

@@ -226,13 +226,21 @@ def beating(made: RunFolder) -> int | None:
     return None
 
 
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what the clock and the machine say."""
+    return [{k: v for k, v in m.items() if k not in CLOCK} for m in read_lines(folder / "metrics.jsonl")]
+
+
+def adapter_hash(folder: Path) -> str:
+    return hashlib.sha256((folder / "adapter" / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
 def outcome(made: RunFolder) -> dict[str, Any]:
     """What must not depend on what happened on the way, when the path stayed the same."""
-    lines = [{k: v for k, v in m.items() if k not in CLOCK} for m in read_lines(made.metrics_file)]
     files = sorted((made.path / "generations").glob("*.jsonl"))
     return {
-        "adapter": hashlib.sha256((made.adapter / "adapter_model.safetensors").read_bytes()).hexdigest(),
-        "metrics": lines,
+        "adapter": adapter_hash(made.path),
+        "metrics": metrics(made.path),
         "generations": {f.name: list(read_lines(f)) for f in files},
     }
 

@@ -39,16 +39,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models and questions, good ones and others."""
-    folder = tmp_path_factory.mktemp("inputs")
-    tiny.save(folder / "model")
+    folder = tmp_path_factory.mktemp("more") / "inputs"
+    shutil.copytree(inputs, folder)
     tiny.save(folder / "wide", initializer_range=0.3)
     shutil.copytree(folder / "model", folder / "torn")
     weights = folder / "torn" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
-    tiny.questions_folder(folder / "sums")
-    tiny.questions_folder(folder / "broken")
+    shutil.copytree(folder / "sums", folder / "broken")
     file = folder / "broken" / "train.jsonl"
     rows = file.read_text().splitlines()
     rows[2:2] = ['{"question": "1 plus', json.dumps({"question": "What?", "answer": "#### many"})]
@@ -255,8 +254,14 @@ def test_the_end_of_a_job_is_a_step_that_is_saved(
 ) -> None:
     name = "the job is ended (SIGTERM)"
     made = new_run(tmp_path / "run", made_recipe(inputs, Fault()))
-    slow = lambda folder: in_step(4, trainer.GrpoTrainer, "_sampling", lambda *_: time.sleep(9))  # noqa: E731
-    with faulty.supervising(made, slow, steps=3) as supervisor:
+
+    def until_it_is_heard(made: Any, *_: Any) -> None:
+        end = time.monotonic() + 60
+        while not made.stop.wanted and time.monotonic() < end:
+            time.sleep(0.02)
+
+    waiting = lambda folder: in_step(4, trainer.GrpoTrainer, "_sampling", until_it_is_heard)  # noqa: E731
+    with faulty.supervising(made, waiting, steps=3) as supervisor:
         os.kill(supervisor, signal.SIGTERM)
     faulty.until_free(made)
     assert [e["kind"] for e in read_lines(made.events_file)] == ["interrupted"]

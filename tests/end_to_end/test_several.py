@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import json
 import os
 import random
@@ -13,54 +13,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import faulty
 import pytest
 import several
 import tiny
 import torch
 import training
+from faulty import adapter_hash, at_call, metrics
 
 from grpo_portable import checkpoint, evaluate, processes, run, supervise, trainer, worker
 from grpo_portable.errors import Interrupted
 from grpo_portable.ladder import EXIT
-from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Completion
 from grpo_portable.run import RunFolder, read_lines
 
-CLOCK = ("seconds", "step_s", "rollout_s", "update_s", "tokens_per_s", "memory_gib")
 PATH = os.pathsep.join(str(folder) for folder in (Path(tiny.__file__).parent, Path(tiny.__file__).parents[1]))
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    tiny.save(folder / "model")
-    tiny.questions_folder(folder / "sums")
-    return folder
-
-
-def recipe(inputs: Path, **changes: Any) -> Recipe:
-    small: dict[str, Any] = {
-        "model": str(inputs / "model"),
-        "data": str(inputs / "sums"),
-        "eval_data": str(inputs / "sums"),
-        "path": "cpu",
-        "prompt_template": "{question}\n",
-        "steps": 4,
-        "prompts_per_step": 2,
-        "group_size": 4,
-        "micro_batch": 4,
-        "rollout_rows": 1,
-        "max_completion_tokens": 8,
-        "learning_rate": 1e-2,
-        "warmup_steps": 1,
-        "lora_rank": 4,
-        "optimizer": "adamw",
-        "gradient_checkpointing": False,
-        "save_every": 2,
-        "rewards": ("tiny:digits",),
-        "seed": 11,
-    }
-    return replace(Recipe(), **{**small, **changes})
+recipe = functools.partial(faulty.recipe, rollout_rows=1)
 
 
 def start(folder: Path, count: int, fault: Callable[[int], None] = lambda rank: None) -> list[int]:
@@ -270,6 +238,22 @@ def test_a_run_of_several_processes_leaves_the_files_of_one(alone: Path, togethe
     assert json.loads((together / "run.json").read_text())["processes"] == 2
 
 
+def test_two_processes_share_the_bootstrap_and_what_follows(inputs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run.create(folder, recipe(inputs, bootstrap_epochs=1.0, bootstrap_batch=8, max_completion_tokens=24, steps=3))
+    assert start(folder, 2) == [0, 0], log(folder)
+    assert [m["step"] for m in metrics(folder)] == [1, 2, 3]
+    assert all(m["grad_norm"] > 0 for m in metrics(folder))
+    assert sorted(f.name for f in (folder / "generations").iterdir()) == [
+        "base.jsonl",
+        "bootstrap.jsonl",
+        "tuned.jsonl",
+    ]
+    for stage in ("base", "bootstrap", "tuned"):
+        assert [g["id"] for g in answers(folder, stage)] == [f"test-{i}" for i in range(1, 9)]
+    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+
+
 def test_metrics_are_of_the_whole_batch(tmp_path: Path) -> None:
     """Two questions of four completions each, one question a process: the line holds the means over all eight."""
 
@@ -307,19 +291,7 @@ def test_metrics_are_of_the_whole_batch(tmp_path: Path) -> None:
 
 def kill(rank: int, owner: Any, name: str, call: int) -> Callable[[int], None]:
     """A fault: SIGKILL of one rank as the `call`-th call of a function begins."""
-
-    def put_in(mine: int) -> None:
-        original, calls = getattr(owner, name), [0]
-
-        def counted(*arguments: Any, **options: Any) -> Any:
-            calls[0] += 1
-            if mine == rank and calls[0] == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*arguments, **options)
-
-        setattr(owner, name, counted)
-
-    return put_in
+    return lambda mine: at_call(owner, name, call, faulty.kill()) if mine == rank else None
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -367,17 +339,9 @@ def test_a_run_goes_on_with_another_number_of_processes(inputs: Path, tmp_path: 
     assert metrics(folder)[2] != metrics(whole)[2], "each process draws from its own stream"
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in m.items() if k not in CLOCK} for m in read_lines(folder / "metrics.jsonl")]
-
-
-def adapter(folder: Path) -> str:
-    return hashlib.sha256((folder / "adapter" / "adapter_model.safetensors").read_bytes()).hexdigest()
-
-
 def same(one: Path, other: Path) -> bool:
     assert metrics(one) == metrics(other)
-    assert adapter(one) == adapter(other)
+    assert adapter_hash(one) == adapter_hash(other)
     return answers(one, "tuned") == answers(other, "tuned")
 
 

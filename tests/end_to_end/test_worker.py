@@ -6,6 +6,7 @@ anywhere in it. One test starts the real thing through accelerate.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -14,54 +15,32 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import faulty
 import pytest
 import tiny
+from faulty import at_call, kill
 
-from grpo_portable import checkpoint, evaluate, failure, policy, run, scoring, trainer, verdict, worker
+from grpo_portable import (
+    checkpoint,
+    evaluate,
+    failure,
+    ladder,
+    ranks_command,
+    run,
+    scoring,
+    supervise,
+    trainer,
+    verdict,
+    worker,
+)
 from grpo_portable.ladder import EXIT
-from grpo_portable.recipe import Recipe
 from grpo_portable.run import read_lines
 
-CLOCK = ("seconds", "step_s", "rollout_s", "update_s", "tokens_per_s", "memory_gib")
 KILLED = -signal.SIGKILL
-
-
-@pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model and questions."""
-    folder = tmp_path_factory.mktemp("inputs")
-    tiny.save(folder / "model")
-    tiny.questions_folder(folder / "sums")
-    return folder
-
-
-def recipe(inputs: Path, **changes: Any) -> Recipe:
-    small: dict[str, Any] = {
-        "model": str(inputs / "model"),
-        "data": str(inputs / "sums"),
-        "eval_data": str(inputs / "sums"),
-        "path": "cpu",
-        "prompt_template": "{question}\n",
-        "steps": 5,
-        "prompts_per_step": 2,
-        "group_size": 4,
-        "micro_batch": 4,
-        "rollout_rows": 1,
-        "max_completion_tokens": 8,
-        "learning_rate": 1e-2,
-        "warmup_steps": 1,
-        "lora_rank": 4,
-        "optimizer": "adamw",
-        "gradient_checkpointing": False,
-        "save_every": 2,
-        "rewards": ("tiny:digits",),
-        "seed": 11,
-    }
-    return replace(Recipe(), **{**small, **changes})
+recipe = functools.partial(faulty.recipe, steps=5, rollout_rows=1)
 
 
 def start(folder: Path, fault: Callable[[], None] = lambda: None) -> int:
@@ -80,30 +59,11 @@ def start(folder: Path, fault: Callable[[], None] = lambda: None) -> int:
 
 def kill_before(owner: Any, name: str, call: int) -> Callable[[], None]:
     """A fault: SIGKILL as the `call`-th call of a function begins."""
-
-    def put_in() -> None:
-        original, calls = getattr(owner, name), [0]
-
-        def counted(*arguments: Any, **options: Any) -> Any:
-            calls[0] += 1
-            if calls[0] == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*arguments, **options)
-
-        setattr(owner, name, counted)
-
-    return put_in
+    return lambda: at_call(owner, name, call, kill())
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """What must not depend on how often the run was killed."""
-    lines = [{k: v for k, v in m.items() if k not in CLOCK} for m in read_lines(folder / "metrics.jsonl")]
-    files = sorted((folder / "generations").glob("*.jsonl"))
-    return {
-        "adapter": hashlib.sha256((folder / "adapter" / "adapter_model.safetensors").read_bytes()).hexdigest(),
-        "metrics": lines,
-        "generations": {f.name: list(read_lines(f)) for f in files},
-    }
+    return faulty.outcome(run.RunFolder(folder))
 
 
 @pytest.fixture(scope="session")
@@ -155,18 +115,14 @@ def test_a_run_leaves_every_file_a_report_needs(whole: Path, inputs: Path) -> No
         assert str(inputs) not in file.read_text(), f"{file.name} names a path of this machine"
 
 
+# kills in a rollout, an update, the last evaluation, and while a checkpoint or the adapter is written: in fault_table
 FAULTS = {
-    "base evaluation": kill_before(evaluate, "append_line", 6),
+    "base evaluation, in its second chunk": kill_before(evaluate, "append_line", 6),
     "first rollout": kill_before(trainer.GrpoTrainer, "_note_rollout", 1),
-    "rollout": kill_before(trainer.GrpoTrainer, "_note_rollout", 4),
-    "update": kill_before(trainer.GrpoTrainer, "_clip_grad_norm", 4),
     "after the update": kill_before(trainer, "append_line", 4),
     "before a checkpoint": kill_before(trainer.GrpoTrainer, "save_now", 2),
-    "in a checkpoint": kill_before(checkpoint, "_sync", 11),  # each calls it eight times
     "checkpoint renamed": kill_before(checkpoint, "_folders", 3),
     "after the last step": kill_before(trainer.GrpoTrainer, "save_now", 3),
-    "adapter half saved": kill_before(policy, "_flush", 1),
-    "tuned evaluation": kill_before(evaluate, "append_line", 13),
 }
 
 
@@ -190,17 +146,6 @@ def test_killed_again_and_again(whole: Path, inputs: Path, tmp_path: Path) -> No
         assert deaths < 5
     assert deaths == 2  # two steps a life, saved every two
     assert outcome(folder) == outcome(whole)
-
-
-def test_a_torn_checkpoint_costs_two_steps_and_is_told(whole: Path, inputs: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    run.create(folder, recipe(inputs))
-    assert start(folder, kill_before(trainer.GrpoTrainer, "_note_rollout", 5)) == KILLED
-    torn = folder / "checkpoints" / "step-000004" / "weights.safetensors"
-    torn.write_bytes(torn.read_bytes()[:100])
-    assert start(folder) == 0
-    assert outcome(folder) == outcome(whole)
-    assert any("step-000004 is torn" in e["message"] for e in read_lines(folder / "events.jsonl"))
 
 
 def test_a_smaller_micro_batch_after_a_crash_goes_on_with_the_same_groups(
@@ -403,59 +348,23 @@ def test_kinds_of_errors_of_the_disk(tmp_path: Path) -> None:
     assert failure.kind_of(locked, tmp_path / "other") == "crash"
 
 
-def test_through_accelerate_sigterm_saves_first(whole: Path, inputs: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    long = recipe(inputs, steps=400, save_every=1000)
-    run.create(folder, long)
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
-    command += [
-        "--num_machines",
-        "1",
-        "--mixed_precision",
-        "no",
-        "--dynamo_backend",
-        "no",
-        "-m",
-        "grpo_portable.worker",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(Path(tiny.__file__).parent), "OMP_NUM_THREADS": "1"}
-    with (folder / "worker.log").open("wb") as log:
-        process = subprocess.Popen([*command, str(folder)], stdout=log, stderr=log, env=environment)
+def test_through_the_launcher_sigterm_saves_first(whole: Path, inputs: Path, tmp_path: Path) -> None:
+    made = run.create(tmp_path / "run", recipe(inputs, steps=400, save_every=1000))
+    rung = ladder.Rung("cpu", 4, 1)
+    environment = {**ranks_command.environment(rung), "PYTHONPATH": str(Path(tiny.__file__).parent)}
+    with (made.path / "worker.log").open("wb") as log:
+        process = subprocess.Popen(supervise.worker_command(made, rung, 1), stdout=log, stderr=log, env=environment)
         try:
             deadline = time.monotonic() + 120
-            while len(list(read_lines(folder / "metrics.jsonl"))) < 4 and time.monotonic() < deadline:
+            while len(list(read_lines(made.metrics_file))) < 2 and time.monotonic() < deadline:
                 time.sleep(0.02)
-            pid = json.loads((folder / "heartbeat").read_text())["pid"]
-            os.kill(pid, signal.SIGTERM)
+            os.kill(json.loads((made.path / "heartbeat").read_text())["pid"], signal.SIGTERM)
             assert process.wait(60) != 0
         finally:
             process.kill()
             process.wait()
-    assert json.loads((folder / "failure.json").read_text())["kind"] == "interrupted"
-    saved = checkpoint.newest(folder / "checkpoints")
+    assert made.read_json("failure.json")["kind"] == "interrupted"
+    saved = checkpoint.newest(made.checkpoints)
     assert saved is not None
-    made = [m["step"] for m in read_lines(folder / "metrics.jsonl")]
-    assert made == list(range(1, saved.step + 1))
-    ours = [{k: v for k, v in m.items() if k not in CLOCK} for m in read_lines(folder / "metrics.jsonl")][:1]
-    assert ours[0]["reward"] == outcome(whole)["metrics"][0]["reward"]
-
-
-def test_two_processes_share_the_work(whole: Path, inputs: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    run.create(folder, recipe(inputs, bootstrap_epochs=1.0, bootstrap_batch=8, max_completion_tokens=24, steps=3))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "grpo_portable.worker"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(tiny.__file__).parent),
-        "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true",
-    }
-    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, env=environment, timeout=180)
-    assert done.returncode == 0, done.stdout + done.stderr
-    made = outcome(folder)
-    assert [m["step"] for m in made["metrics"]] == [1, 2, 3]
-    assert all(m["grad_norm"] > 0 for m in made["metrics"])
-    assert sorted(made["generations"]) == ["base.jsonl", "bootstrap.jsonl", "tuned.jsonl"]
-    for stage in made["generations"].values():
-        assert [g["id"] for g in stage] == [f"test-{i}" for i in range(1, 9)]
-    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+    assert [m["step"] for m in read_lines(made.metrics_file)] == list(range(1, saved.step + 1))
+    assert faulty.metrics(made.path)[0]["reward"] == outcome(whole)["metrics"][0]["reward"]
