@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import several
 
 from grpo_portable import bench_child, bench_gpus, catalogue
 from grpo_portable.bench import Workload
@@ -22,9 +25,39 @@ from grpo_portable.recipe import load
 ONE, TWO = Rung("cpu", 4, 4), Rung("cpu", 4, 4, processes=2)
 SMALL = ["path=cpu", "prompts_per_step=2", "group_size=4", "micro_batch=4", "rollout_rows=4", "eval_limit=4"]
 SMALL += ["train_limit=32", "optimizer=adamw", "eval_data=arithmetic", "max_completion_tokens=24"]
+LAUNCHED = bench_child.run
 
 
-def test_a_rollout_on_one_and_on_two() -> None:
+def in_forks(
+    command: Sequence[str], folder: Path, limit_s: float, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """`bench_child.run` of ranks that are forks of this process, which has torch in memory already."""
+    at = len(command) - 1 - list(reversed(command)).index("-m")
+    module, *words = command[at + 1 :]
+
+    def work(rank: int) -> int:
+        os.environ.update(environment or {})
+        sys.argv = [module, *words]
+        return int(importlib.import_module(module).main())
+
+    codes = several.forked(ranks_of(command), work, folder / "side.log")
+    return {"error": f"exit codes {codes}: {(folder / 'side.log').read_text()[-2000:]}"} if any(codes) else {}
+
+
+def ranks_of(command: Sequence[str]) -> int:
+    return int(command[command.index("--num_processes") + 1])
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in ("bench_rank", "bench_side", "trainer"):  # once, rather than in every fork
+        importlib.import_module(f"grpo_portable.{room}")
+    monkeypatch.setattr(bench_child, "run", in_forks)
+
+
+def test_a_rollout_on_one_and_on_two(forked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process is started as `bench rollout` does it."""
+    monkeypatch.setattr(bench_child, "run", lambda c, *rest: (in_forks if ranks_of(c) > 1 else LAUNCHED)(c, *rest))
     work = Workload(prompts=4, group=2, prompt_tokens=8, new_tokens=16, rows=4, lora_rank=4)
     report = bench_gpus.bench_rollout("tiny", "portable", work, [ONE, TWO], repeats=2)
     assert [seen["processes"] for seen in report["on"]] == [1, 2], report
@@ -36,7 +69,7 @@ def test_a_rollout_on_one_and_on_two() -> None:
     assert "times as fast" in bench_gpus.table(report)
 
 
-def test_a_step_on_one_and_on_two() -> None:
+def test_a_step_on_one_and_on_two(forked: None) -> None:
     recipe = load(catalogue.find("arithmetic-embedded"), SMALL)
     report = bench_gpus.bench_step([(ONE, recipe), (TWO, recipe)], steps=2)
     assert [len(seen.get("seconds", [])) for seen in report["on"]] == [2, 2], report
@@ -61,7 +94,7 @@ def test_reports_of_the_same_work_are_one_table() -> None:
         bench_gpus.joined([one, {**two, "workload": {"prompts": 4}}])
 
 
-def test_a_number_of_gpus_that_fails_has_its_error_and_the_other_its_figures() -> None:
+def test_a_number_of_gpus_that_fails_has_its_error_and_the_other_its_figures(forked: None) -> None:
     recipe = load(catalogue.find("arithmetic-embedded"), SMALL)
     report = bench_gpus.bench_step([(ONE, recipe), (replace(TWO, processes=3), recipe)], steps=1)
     assert "error" in report["on"][1] and report["on"][0]["seconds_median"] > 0
