@@ -1,11 +1,11 @@
 """The extractor on any text: linear, never raising, canonical, never two numbers as one; and GSM8K's own golds."""
 
 import json
-import time
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import spent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,9 +57,9 @@ PIECES = [
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_a_megabyte_takes_seconds_at_most(piece: str) -> None:
-    """A pattern that backtracks takes minutes; half a second to one and a half were seen, by machine and load."""
-    body = piece * (1_000_000 // len(piece))
+def test_a_long_text_takes_a_second_at_most(piece: str) -> None:
+    """A pattern that backtracks takes minutes on 200,000 characters; the slowest piece took an eighth of a second."""
+    body = piece * (200_000 // len(piece))
     for style, text in [
         ("gsm8k_marker", f"#### 18{body}x"),
         ("tagged", f"<end_working_out><SOLUTION>18{body}</SOLUTION>"),
@@ -68,10 +68,9 @@ def test_a_megabyte_takes_seconds_at_most(piece: str) -> None:
         ("free", body),
         ("gsm8k_marker", f"#### 18\n{body}"),
     ]:
-        began = time.process_time()
-        extract(text, style)
-        is_correct(text, "18", style)
-        assert time.process_time() - began < 5, style
+        with spent.at_most(1):
+            extract(text, style)
+            is_correct(text, "18", style)
 
 
 ODD = st.lists(

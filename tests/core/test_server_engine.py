@@ -351,7 +351,7 @@ def test_nobody_there_is_told_after_the_limit() -> None:
     began = time.monotonic()
     with pytest.raises(ServerError, match="no vLLM server answers at http"):
         served_room.ready(client, lambda: ticks.append(None), limit_s=0.5)
-    assert 0.4 < time.monotonic() - began < 5 and len(ticks) > 2
+    assert 0.4 < time.monotonic() - began < 20 and len(ticks) > 2
 
 
 def test_a_server_that_is_still_starting_is_waited_for(served: Any) -> None:
@@ -421,7 +421,7 @@ def test_a_server_that_hangs_is_given_up_at_the_limit(served: Any, monkeypatch: 
     began = time.monotonic()
     with pytest.raises(EngineError, match="did not answer in time"):
         engine.generate(PROMPTS, 1, GREEDY)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_a_server_that_writes_for_long_is_asked_whether_it_is_well(served: Any) -> None:
@@ -446,7 +446,7 @@ def test_a_server_that_trickles_is_given_up_at_the_limit(served: Any) -> None:
         handler.send_response(200)
         handler.send_header("Content-Length", "1000")
         handler.end_headers()
-        for _ in range(100):
+        for _ in range(1000):
             handler.wfile.write(b" ")
             time.sleep(0.05)
 
@@ -454,7 +454,7 @@ def test_a_server_that_trickles_is_given_up_at_the_limit(served: Any) -> None:
     began = time.monotonic()
     with pytest.raises(EngineError, match="did not answer in time"):
         Client(served.url).get("/v1/models", limit_s=0.4)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,8 +506,8 @@ def test_an_interrupted_rollout_ends_the_servers_work_and_the_engine_goes_on(ser
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         engine.generate(PROMPTS, 1, GREEDY)
-    assert time.monotonic() - killed[0] < 5
-    ends = time.monotonic() + 5
+    assert time.monotonic() - killed[0] < 20
+    ends = time.monotonic() + 20
     while served.left < len(PROMPTS) and time.monotonic() < ends:
         time.sleep(0.02)
     assert served.left == len(PROMPTS)

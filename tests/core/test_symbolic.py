@@ -56,7 +56,7 @@ def test_an_answer_that_takes_for_ever_is_wrong_and_the_next_one_is_checked() ->
         assert checker.equal("\\pi", "\\pi") is True
         began = time.perf_counter()
         assert checker.equal("9^{9^{9^{9}}}", "\\pi") is False
-        assert time.perf_counter() - began < 6
+        assert time.perf_counter() - began < 30
         assert checker.equal("\\pi", "\\pi") is True
 
 

@@ -1,11 +1,11 @@
 """The tag rewards: published values on well-formed text, and every fault of the published form beside its fix."""
 
 import math
-import time
 from pathlib import Path
 
 import published_tags as published
 import pytest
+import spent
 
 from grpo_portable.rewards import resolve
 
@@ -142,15 +142,12 @@ def test_types_that_make_the_published_form_raise(text: object, gold: object) ->
 
 def test_format_is_linear_where_the_published_form_is_cubic() -> None:
     spam = "<end_working_out><SOLUTION>" * 120
-    began = time.process_time()
-    published.exact(spam)
-    cubic = time.process_time() - began
-    long = "<end_working_out><SOLUTION>" * 40_000  # a megabyte
-    began = time.process_time()
-    for part in ("exact", "approximate", "answer", "number"):
-        pay(f"tags_c_{part}", long)
-    assert time.process_time() - began < 1
+    cubic = spent.by(lambda: published.exact(spam))
     assert cubic > 0.01  # 120 pairs; 500 take seconds, 1000 more than half a minute
+    long = "<end_working_out><SOLUTION>" * 40_000  # a megabyte, 333 times as much
+    with spent.at_most(333 * cubic):
+        for part in ("exact", "approximate", "answer", "number"):
+            pay(f"tags_c_{part}", long)
 
 
 def test_set_b_lets_text_follow_and_set_c_does_not() -> None:

@@ -53,7 +53,7 @@ def test_hang_is_cut_off_and_named() -> None:
     outcome = run("hangs", timeout_s=1)
     assert outcome.end == "timeout" and outcome.stage == "CUDA start" and outcome.told == {"before": 1}
     assert "no answer" in (outcome.error or "") and "CUDA start" in (outcome.error or "")
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 60
 
 
 def test_an_import_may_take_twice_as_long() -> None:
@@ -119,12 +119,14 @@ def test_no_interpreter_is_an_outcome() -> None:
 
 def test_trials_run_side_by_side() -> None:
     started = time.monotonic()
-    outcomes = child.run_all({"broken_trials:gets_on": (), "broken_trials:good": ("x",)}, timeout_s=10)
-    assert {o.end for o in outcomes.values()} == {"ok"} and list(outcomes) == [
-        "broken_trials:gets_on",
-        "broken_trials:good",
-    ]
-    assert time.monotonic() - started < 8
+    outcomes = child.run_all({"broken_trials:gets_on": (), "broken_trials:hangs": ()}, timeout_s=2)
+    took = time.monotonic() - started
+    assert {name: outcome.end for name, outcome in outcomes.items()} == {
+        "broken_trials:gets_on": "ok",
+        "broken_trials:hangs": "timeout",
+    }
+    assert list(outcomes) == ["broken_trials:gets_on", "broken_trials:hangs"]
+    assert took < 0.8 * sum(outcome.seconds for outcome in outcomes.values())  # two seconds each
 
 
 @pytest.mark.parametrize(
