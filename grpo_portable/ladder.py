@@ -129,14 +129,15 @@ def classify(
     told = failure.get("kind") if failure.get("kind") in KINDS else by_code.get(returncode)
     if told and told != "crash":
         return Ending(str(told), phase, error)
-    if not failure and (words := _TOLD.findall(log_tail)):
+    signal = _ended_by(returncode, log_tail)  # nobody has last words who was killed
+    if not failure and not signal and (words := _TOLD.findall(log_tail)):
         kind, error = words[-1]
         return Ending(kind, phase, error)
     if DISK.search(log_tail):
         return Ending("disk", phase, error)
     if OUT_OF_MEMORY.search(log_tail):
         return Ending("oom", phase, error)
-    if signal := _ended_by(returncode, log_tail):
+    if signal:
         return Ending("killed", phase, f"the worker was ended by {signal}")
     if _ENGINE.search(f"{error}\n{failure.get('traceback_tail') or log_tail}"):
         return Ending("engine", phase, error)

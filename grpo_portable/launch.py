@@ -19,7 +19,7 @@ from doctor.diagnosis import Diagnosis, diagnosis_to_json
 from doctor.facts import Facts, facts_to_json
 from grpo_portable import announce, catalogue, planning, reach, supervise
 from grpo_portable import run as run_folder
-from grpo_portable.errors import DataError, ModelError, PathClosed, RecipeError, RunFolderError, UsageError
+from grpo_portable.errors import DataError, Interrupted, ModelError, PathClosed, RecipeError, RunFolderError, UsageError
 from grpo_portable.eval_task import EvalTask
 from grpo_portable.recipe import Recipe, is_template, load, parsed, with_template
 from grpo_portable.rollout.available import unavailable, unserved
@@ -258,9 +258,14 @@ def finish(folder: run_folder.RunFolder, *, fallback: bool) -> None:
     from grpo_portable import report, scoring
 
     supervise.supervise(folder, fallback=fallback)
-    with supervise.folder_errors(folder):
-        scoring.score_run(folder)
-        file = report.write_report(folder)
+    try:
+        with supervise.folder_errors(folder):
+            scoring.score_run(folder)
+            file = report.write_report(folder)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "the run is done, its report is not written", help=f"write it with: grpo-portable report {folder.path}"
+        ) from None
     print(report.verdict(folder))
     print(f"report: {file}")
 

@@ -53,7 +53,8 @@ class Progress:
     def __init__(self, run: RunFolder, steps: int, out: TextIO | None = None) -> None:
         self.run, self.steps, self.out = run, steps, out or sys.stderr
         self._read_bytes = run.metrics_file.stat().st_size if run.metrics_file.exists() else 0
-        self._doing, self._last = "", (list(read_lines(run.metrics_file)) or [{}])[-1]
+        made = [m for m in read_lines(run.metrics_file) if isinstance(m.get("step"), int)]
+        self._doing, self._last = "", made[-1] if made else {}
         self._began, self._phase, self._told = time.monotonic(), "", 0.0
         self._live: Any = None
         self._mute = False

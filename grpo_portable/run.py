@@ -31,6 +31,8 @@ from grpo_portable.errors import RunFolderError
 from grpo_portable.recipe import Recipe, load, to_yaml
 
 SCHEMA = 1
+RECIPE_VALUES = "recipe_values"  # in run.json: what recipe.yaml held when the run was last started
+REMADE = ("run.json", "rung.json", "plan.json", "facts.json", "failure.json", "heartbeat")  # no result depends on them
 PLACES = ("model", "data", "eval_data", "bootstrap_data", "vllm_adapters")  # fields of a recipe that may be paths
 
 
@@ -65,6 +67,11 @@ class RunFolder:
         return self.path / "bootstrap-checkpoints"
 
     @property
+    def bootstrapped(self) -> Path:
+        """The adapter as the bootstrap left it."""
+        return self.path / "bootstrap"
+
+    @property
     def adapter(self) -> Path:
         return self.path / "adapter"
 
@@ -82,18 +89,26 @@ class RunFolder:
         return replace(load(self.recipe_file), **{k: v for k, v in self.read_json("rung.json").items() if k in known})
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """The object in a JSON file of the run, {} when it is not there yet."""
+        """The object in a JSON file of the run, {} when it is not there yet. RunFolderError when it cannot be read."""
         file = self.path / name
         if not file.exists():
             return {}
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise RunFolderError(f"`{name}` in run `{self.path}` cannot be read", because=str(error)) from error
+            raise self._unreadable(name, str(error)) from error
         if not isinstance(found, dict):
-            kind = type(found).__name__
-            raise RunFolderError(f"`{name}` in run `{self.path}` cannot be read", because=f"it holds {kind}, no object")
+            raise self._unreadable(name, f"it holds {type(found).__name__}, no object")
         return found
+
+    def _unreadable(self, name: str, because: str) -> RunFolderError:
+        """This program replaces its files whole, so what cannot be read was damaged by something else."""
+        go_on = "put it back, or remove it and use --resume: answers, steps and adapter do not depend on it"
+        return RunFolderError(
+            f"`{name}` in run `{self.path}` cannot be read",
+            because=because,
+            help=go_on if name in REMADE else "put it back as it was",
+        )
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         write_atomically(self.path / name, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
@@ -108,6 +123,8 @@ class RunFolder:
             line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines)
         )
         write_atomically(self.recipe_file, to_yaml(replace(load(self.recipe_file), **values), header))
+        if known := self.read_json("run.json").get(RECIPE_VALUES):
+            self.update_json("run.json", **{RECIPE_VALUES: {**known, **values}})
 
     def event(self, kind: str, message: str, **more: Any) -> None:
         """Append an event: kind (fallback, retry, nonfinite, reward, data, engine, resume, saved ...), a sentence, details."""

@@ -50,6 +50,7 @@ class Saving:
         require_finite(weights.items(), f"the checkpoint of step {self.state.global_step}")
         scaler = self.accelerator.scaler
         self._saved_at = time.monotonic()
+        self._settle_lines()
         return checkpoint.write(
             self.checkpoints,
             self.state.global_step,
@@ -85,6 +86,9 @@ class Saving:
         self._resumed = saved
         self._load_from_checkpoint(str(saved.folder))
         self.state.global_step = saved.step
+
+    def _settle_lines(self) -> None:
+        """Bring to the disk what a subclass writes step by step: a checkpoint counts on it, also after a power failure."""
 
     def _own_state(self) -> dict[str, Any]:
         """Numbers of a subclass that belong into state.json."""

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from doctor.privacy import clean
-from grpo_portable import ladder, ranks_command
-from grpo_portable.errors import GrpoPortableError, Interrupted, RunFolderError, UsageError
+from grpo_portable import edited, ladder, ranks_command
+from grpo_portable.errors import GrpoPortableError, Interrupted, RecipeError, RunFolderError, UsageError
 from grpo_portable.progress import Progress
 from grpo_portable.recipe import Recipe, load
 from grpo_portable.run import RunFolder, read_lines
@@ -30,6 +30,7 @@ from grpo_portable.run import RunFolder, read_lines
 START_LIMIT_S = 1200.0  # imports, model load and engine start, before the first heartbeat of a stage
 SILENCE_LIMIT_S = 1800.0  # between two heartbeats; one step of a big model on a slow card takes minutes
 STOP_LIMIT_S = 120.0  # from the wish to stop until the worker has saved and gone
+AGAIN_S = 1.0  # a second Ctrl-C this soon is the first one's echo: a shell and a launcher hand on the same
 KILL_LIMIT_S = 30.0  # from SIGKILL until the process is gone
 LOG_TAIL_BYTES = 20_000
 LEAST_ROOM_BYTES = 1 << 20  # below this a worker that could not say why it ended is taken to have filled the disk
@@ -55,9 +56,8 @@ def supervise(run: RunFolder, *, fallback: bool = True, limits: Limits | None = 
 
     The GPUs are those of plan.json, or what the ladder left of them.
     """
-    with folder_errors(run), _alone(run), _terminated_is_interrupted():
-        for left in run.path.glob(".*.part"):  # of processes that were killed while they wrote
-            left.unlink() if left.is_file() else None
+    with folder_errors(run), _alone(run), _stops_are_interrupts(run):
+        edited.take_over(run, made=any(_made(run)))
         _climb_down(run, fallback, limits or Limits())
 
 
@@ -94,6 +94,12 @@ def _climb_down(run: RunFolder, fallback: bool, limits: Limits) -> None:
 
 def _rung(recipe: Recipe, answer: Mapping[str, Any], changed: Mapping[str, Any] | None = None) -> ladder.Rung:
     """The rung of a recipe on the plan's GPUs, or on those an earlier rung was left with: as many as share a step evenly."""
+    if open_ := [key for key in ("path", "micro_batch", "rollout_rows") if getattr(recipe, key) == "auto"]:
+        raise RecipeError(
+            f"recipe.yaml of this run does not say its {' and '.join(open_)}",
+            because="it was edited or cut off; a run's own recipe is complete",
+            help="put it back, or begin a new run with it",
+        )
     gpus = tuple((changed or {}).get("gpus", _gpus(answer))) if recipe.path != "cpu" else ()
     wanted = len(gpus) or (int(os.environ.get(CPU_PROCESSES, 1)) if recipe.path == "cpu" else 1)
     count = ladder.most_processes(min(wanted, (changed or {}).get("processes", wanted)), recipe.prompts_per_step)
@@ -118,12 +124,13 @@ def _made(run: RunFolder) -> tuple[int, ...]:
     taught = max(
         (int(f.name[5:]) for f in run.bootstrap_checkpoints.glob("step-*") if f.name[5:].isdecimal()), default=0
     )
-    whole = sum((run.path / name).is_dir() for name in ("bootstrap", "adapter"))
+    whole = sum(folder.is_dir() for folder in (run.bootstrapped, run.adapter))
     return _steps_done(run), answers, taught, whole
 
 
 def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limits, progress: Progress) -> ladder.Ending:
-    for leftover in (run.path / "failure.json", *run.path.glob("heartbeat*")):
+    torn = (f for f in run.path.glob(".*.part") if f.is_file())  # of processes that were killed while they wrote
+    for leftover in (run.path / "failure.json", *run.path.glob("heartbeat*"), *torn):
         leftover.unlink(missing_ok=True)
     log = run.path / "worker.log"
     began = log.stat().st_size if log.exists() else 0
@@ -131,9 +138,9 @@ def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limit
     try:
         silent = _watch(worker, run, limits, progress)
     except KeyboardInterrupt:
+        progress.say(f"stopping: saving takes at most {limits.stop_s:.0f} s; Ctrl-C once more ends the run at once")
         _stop(worker, run, limits.stop_s)
-        _tell(run, "interrupted", "stopped by the user; the run can be resumed")
-        raise Interrupted("the run was interrupted and saved", help=f"go on with: {_resume(run)}") from None
+        raise
     finally:
         if worker.poll() is None:
             _stop(worker, run, limits.stop_s)
@@ -144,6 +151,8 @@ def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limit
     ending = ladder.classify(
         worker.returncode, failure, tail, _doing(run, rank), hung, processes=processes, silent=rank
     )
+    if ending.kind == "done" and not _is_complete(run):
+        ending = replace(ending, kind="crash", error="the worker ended by itself, without an error, before it was done")
     if hung and (asked := _patience(replace(run, rank=rank))[1]):
         ending = replace(ending, error=f"{ending.error} in the time of {asked}")
     if ending.kind not in ("done", "interrupted") and not failure and _room(run) < LEAST_ROOM_BYTES:
@@ -167,7 +176,8 @@ def _start(run: RunFolder, rung: ladder.Rung, processes: int, log: Path) -> subp
 def worker_command(run: RunFolder, rung: ladder.Rung, processes: int) -> list[str]:
     """The command of one worker: accelerate's launch (`ranks.py`) around `grpo_portable.worker`."""
     threads = _threads(run, processes) if rung.path == "cpu" else None
-    return ranks_command.of(rung, ["grpo_portable.worker", str(run.path)], threads=threads)
+    # whole, since a reward or an engine may change the directory, and `beating` finds the run by it
+    return ranks_command.of(rung, ["grpo_portable.worker", str(run.path.resolve())], threads=threads)
 
 
 def _threads(run: RunFolder, processes: int) -> int:
@@ -223,7 +233,7 @@ def _stop(worker: subprocess.Popen[bytes], run: RunFolder, limit_s: float) -> No
             os.killpg(worker.pid, signal.SIGTERM)
     try:
         worker.wait(limit_s)
-    except subprocess.TimeoutExpired:
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
         _end_groups(worker.pid, *ranks)
         try:
             worker.wait(KILL_LIMIT_S)
@@ -248,12 +258,23 @@ def beating(run: RunFolder) -> int | None:
         os.kill(pid, 0) if pid > 1 else None
     except (GrpoPortableError, ValueError, OSError):
         return None
+    return pid if pid > 1 and _works_on(run, pid) else None
+
+
+def _works_on(run: RunFolder, pid: int) -> bool:
+    """Whether a process is a worker of this run: its number may have gone to another since. True where nothing tells it."""
     command = Path(f"/proc/{pid}/cmdline")
-    try:  # a number may have gone to another process since
-        ours = b"worker" in command.read_bytes() if command.exists() else True
+    try:
+        return not command.exists() or os.fsencode(run.path.resolve()) in command.read_bytes().split(b"\0")
     except OSError:
-        return None
-    return pid if pid > 1 and ours else None
+        return False
+
+
+def _is_complete(run: RunFolder) -> bool:
+    """Whether the last thing a run makes is there."""
+    task = run.read_json("task.json")
+    last = "base" if task.get("only") == "evaluate" and not task.get("adapter") else "tuned"
+    return run.generations(last).exists() and (bool(task.get("only")) or run.adapter.is_dir())
 
 
 @contextlib.contextmanager
@@ -280,24 +301,28 @@ def _alone(run: RunFolder) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _terminated_is_interrupted() -> Iterator[None]:
-    """A SIGTERM, as a batch system sends it, and a closed terminal are treated as Ctrl-C: save, say how to go on.
+def _stops_are_interrupts(run: RunFolder) -> Iterator[None]:
+    """Inside, Ctrl-C, SIGTERM as a batch system sends it, and a closed terminal end the run as Interrupted, saved.
 
-    Under nohup a closed terminal changes nothing.
+    They often come more than once (a shell and the kernel both tell of a closed terminal), and only the first counts; but a
+    user who presses Ctrl-C again is not kept waiting. Under nohup a closed terminal changes nothing.
     """
+    came: list[float] = []
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    def interrupt(number: int, _: object) -> None:
+        came.append(time.monotonic())
+        if len(came) == 1 or (number == signal.SIGINT and came[-1] - came[0] > AGAIN_S):
+            raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = [signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    numbers = [n for name in ("SIGINT", "SIGTERM", "SIGHUP") if (n := getattr(signal, name, None)) is not None]
+    heard = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
+    here = threading.current_thread() is threading.main_thread()
+    before = {n: signal.signal(n, interrupt) for n in heard} if here else {}
     try:
         yield
+    except KeyboardInterrupt:
+        _tell(run, "interrupted", "stopped by the user; the run can be resumed")
+        raise Interrupted("the run was interrupted and saved", help=f"go on with: {_resume(run)}") from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -369,7 +394,7 @@ def _clean_log(log: Path, began: int) -> None:
 
 
 def _steps_done(run: RunFolder) -> int:
-    return max((int(m.get("step") or 0) for m in read_lines(run.metrics_file)), default=0)
+    return max((step for m in read_lines(run.metrics_file) if isinstance(step := m.get("step"), int)), default=0)
 
 
 def _doing(run: RunFolder, rank: int = 0) -> str:

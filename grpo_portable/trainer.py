@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -367,8 +368,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         """
         if self.processes.is_main:
             metrics.cut(self.run, saved.step if saved else 0)
-            for record in read_lines(self.run.metrics_file):
-                self.plateau.see(record)
+            self._see_lines(range(1, saved.step + 1 if saved else 1))
         if saved is None:
             self.train()
             return
@@ -378,6 +378,20 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
             self.restore(saved)
         else:
             self.go_on(saved)
+
+    def _see_lines(self, steps: range) -> None:
+        """Take the lines of the steps made so far into account, and tell of those that something else has damaged."""
+        lines = list(read_lines(self.run.metrics_file))
+        for record in lines:
+            self.plateau.see(record)
+        there = {record.get("step") for record in lines}
+        if gone := [step for step in steps if step not in there]:
+            self.run.event("resume", f"metrics.jsonl has lost the lines of {len(gone)} steps, from step {gone[0]} on")
+
+    def _settle_lines(self) -> None:
+        if self.run.metrics_file.exists():
+            with self.run.metrics_file.open("rb") as written:
+                os.fsync(written.fileno())
 
     def _own_state(self) -> dict[str, Any]:
         return {"seconds": self.seconds()}

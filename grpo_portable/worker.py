@@ -76,14 +76,13 @@ def run_stages(run: RunFolder, stop: StopSignal) -> None:
         if task.get("only") == "evaluate":
             _evaluate_only(session, task)
             return
-        if not run.adapter.is_dir():
-            evaluate_stage(session, "base")
-            if session.recipe.bootstrap_epochs > 0:
-                bootstrap_stage(session)
-                evaluate_stage(session, "bootstrap")
-            train_stage(session)
-        else:
-            policy.restore(session.model, run.adapter)
+        trained = _is_saved(run, run.adapter)
+        evaluate_stage(session, "base")
+        # of a run that is trained it was there, and only what was asked of it may be missing
+        if session.recipe.bootstrap_epochs > 0 and (not trained or _is_saved(run, run.bootstrapped)):
+            bootstrap_stage(session)
+            evaluate_stage(session, "bootstrap")
+        policy.restore(session.model, run.adapter) if trained else train_stage(session)
         evaluate_stage(session, "tuned")
     finally:
         session.engine.close()
@@ -281,9 +280,8 @@ def _ask(session: Session, name: str, samples: int, tell: Callable[[evaluate.Pro
 def bootstrap_stage(session: Session) -> None:
     """The SFT in the target format, or its saved result."""
     run, recipe = session.run, session.recipe
-    folder = run.path / "bootstrap"
-    if folder.is_dir():
-        policy.restore(session.model, folder)
+    if _is_saved(run, run.bootstrapped):
+        policy.restore(session.model, run.bootstrapped)
         return
     assert session.train is not None
     examples = bootstrap.rows(session.taught or session.train.questions, session.builder, recipe)
@@ -316,7 +314,7 @@ def bootstrap_stage(session: Session) -> None:
             processes=session.processes,
             stop=session.stop,
         )
-        _save(session, folder)
+        _save(session, run.bootstrapped)
     if session.processes.is_main:
         shutil.rmtree(run.bootstrap_checkpoints, ignore_errors=True)
     share = (
@@ -393,7 +391,8 @@ def train_stage(session: Session) -> None:
                 ):  # a card that failed may not give its weights; its error is the news
                     trainer.save_if_whole()
             raise
-        if stop.wanted and trainer.state.global_step < recipe.steps:
+        # also where the signal went to another handler than ours, as a library may put one
+        if trainer.state.global_step < recipe.steps:
             raise _interrupted(run, f"training was interrupted after step {trainer.state.global_step} and saved")
         session.model.eval()
         require_finite(policy.trainable(session.model).items(), "the adapter")
@@ -408,6 +407,16 @@ def _newest(run: RunFolder, folder: Path, what: str) -> checkpoint.Checkpoint | 
     if saved is not None and here().is_main:
         run.event("resume", f"{what} goes on from step {saved.step}", step=saved.step)
     return saved
+
+
+def _is_saved(run: RunFolder, folder: Path) -> bool:
+    """Whether `_save` has filled the folder. A torn one is told and counts as none: it is made again, and replaced then."""
+    if not folder.is_dir():
+        return False
+    if policy.is_whole(folder):
+        return True
+    record.tell_once(run, "resume", f"{folder.name}/ is torn; it is made again from what was made before it")
+    return False
 
 
 def _save(session: Session, folder: Path) -> None:

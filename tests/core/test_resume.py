@@ -20,6 +20,8 @@ with open(folder / "began", "a") as began:
 if rung["path"] == broken:
     (folder / "failure.json").write_text(json.dumps({"fact": "vLLM did not start", "phase": "starting"}))
     sys.exit(11)
+(folder / "adapter").mkdir(exist_ok=True)
+(folder / "generations" / "tuned.jsonl").touch()
 """
 
 

@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from grpo_portable import progress, supervise
-from grpo_portable.errors import Interrupted, RunFolderError, UsageError
+from grpo_portable.errors import Interrupted, RecipeError, RunFolderError, UsageError
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import create, open_run, read_lines
 
@@ -25,6 +26,10 @@ count.write_text(str(n + 1))
 (folder / "heartbeat").write_text(json.dumps({"doing": "update", "pid": os.getpid()}))
 kind, _, text = behaviours[min(n, len(behaviours) - 1)].partition(":")
 print(text, flush=True)
+if kind in ("done", "long", "say"):  # what the worker of a run leaves that is done
+    for name in ("adapter", "generations"):
+        (folder / name).mkdir(exist_ok=True)
+    (folder / "generations" / "tuned.jsonl").touch()
 if kind == "done":
     with open(folder / "metrics.jsonl", "a") as f:
         f.write(json.dumps({"step": 1, "reward": 1.0, "path": rung["path"], "micro_batch": rung["micro_batch"]}) + "\\n")
@@ -44,6 +49,8 @@ elif kind == "hang":
 elif kind == "wait":
     signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(SystemExit(130)))
     time.sleep(60)
+elif kind == "quit":
+    sys.exit(0)
 elif kind == "save":
     def save(*_):
         time.sleep(1)
@@ -284,3 +291,87 @@ def test_a_worker_whose_supervisor_was_killed_is_not_doubled(tmp_path):
         assert f"process {worker}" in str(caught.value)
     finally:
         os.kill(worker, signal.SIGTERM)
+
+
+def test_a_worker_that_ends_without_an_error_and_without_a_result_is_not_done(start):
+    run = start("quit", "done")  # as a library does that calls os._exit(0)
+    (event,) = events(run, "fallback")
+    assert "before it was done" in event["error"]
+
+
+def test_a_part_that_a_killed_worker_left_does_not_stay(start):
+    left = start.run.path / ".heartbeat.77.part"
+    left.write_text("{")
+    start("done")
+    assert not left.exists()
+
+
+def stopped(process):
+    """(seconds until it was gone, what it said)."""
+    began = time.monotonic()
+    _, text = process.communicate(timeout=60)
+    return time.monotonic() - began, text
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [(signal.SIGTERM, signal.SIGTERM), (signal.SIGHUP, signal.SIGHUP), (signal.SIGINT, signal.SIGINT, signal.SIGTERM)],
+    ids=["twice by a batch system", "by the kernel and by the shell", "handed on by a launcher"],
+)
+def test_a_stop_that_is_told_more_than_once_is_one_stop(tmp_path, sent):
+    process = parent(tmp_path / "run", "save:")
+    for number in sent:
+        process.send_signal(number)
+        time.sleep(0.1)
+    _, text = stopped(process)
+    assert "Interrupted" in text and "saving takes at most 120 s" in text
+    assert (tmp_path / "run" / "saved").read_text() == "whole"
+    assert [e["kind"] for e in read_lines(tmp_path / "run" / "events.jsonl")] == ["interrupted"]
+
+
+def test_who_presses_ctrl_c_again_is_not_kept_waiting(tmp_path):
+    process = parent(tmp_path / "run", "hang:")
+    process.send_signal(signal.SIGINT)
+    time.sleep(supervise.AGAIN_S + 0.3)
+    process.send_signal(signal.SIGINT)
+    seconds, text = stopped(process)
+    assert seconds < 20 and "Interrupted" in text
+    assert supervise.beating(open_run(tmp_path / "run")) is None
+    assert [e["kind"] for e in read_lines(tmp_path / "run" / "events.jsonl")] == ["interrupted"]
+
+
+def test_a_process_of_another_run_that_has_the_number_now_is_no_worker_of_this_one(tmp_path):
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "grpo_portable.worker", "elsewhere"])
+    try:
+        run = create(tmp_path / "run", Recipe(path="cpu"))
+        run.write_json("heartbeat", {"doing": "update", "pid": other.pid})
+        assert supervise.beating(run) is None
+        mine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(run.path.resolve())])
+        run.write_json("heartbeat", {"doing": "update", "pid": mine.pid})
+        assert supervise.beating(run) == mine.pid
+        mine.kill()
+        mine.wait()
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_the_worker_finds_its_run_wherever_a_reward_goes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = create(Path("run"), Recipe(path="cpu"))
+    command = supervise.worker_command(run, supervise.ladder.Rung("cpu", 4, 8), 1)
+    assert command[-1] == str(tmp_path / "run")
+
+
+def test_lines_of_metrics_that_are_of_no_step_disturb_nobody(start):
+    start.run.metrics_file.write_text('{"step": "x"}\n[1]\n{"reward": "high"}\n')
+    run = start("done")
+    assert supervise._steps_done(run) == 1
+
+
+def test_a_recipe_of_a_run_that_was_cut_off_is_told(start):
+    lines = start.run.recipe_file.read_text().splitlines()
+    start.run.recipe_file.write_text("\n".join(line for line in lines if not line.startswith("micro_batch")))
+    with pytest.raises(RecipeError) as caught:
+        start("done")
+    assert "does not say its micro_batch" in str(caught.value) and caught.value.help
