@@ -14,8 +14,21 @@ import torch
 import training
 from test_several import SIZES, Scripted
 
-from grpo_portable import processes
+from grpo_portable import processes, supervise
 from grpo_portable.run import read_lines
+
+
+def test_who_waits_is_not_ended_before_who_hangs_is_found(tmp_path: Path) -> None:
+    """The supervisor names the process that gives no sign of life; a limit of a collective ends the one that waits for it."""
+    silence = supervise.Limits().silence_s
+
+    def work(rank: int) -> int:
+        processes.join(cpu=True)
+        group: Any = torch.distributed.group.WORLD
+        assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() > 2 * silence
+        return 0
+
+    assert several.forked(2, work, tmp_path / "log") == [0, 0], (tmp_path / "log").read_text()
 
 
 def test_processes_meet_once_in_an_update(tmp_path: Path) -> None:
