@@ -20,13 +20,23 @@ def main(arguments: Sequence[str]) -> int:
 
     Several processes: 1 when any of them failed, after a line about the first to fail, which `ladder.classify` reads.
     """
-    from accelerate.commands import launch
-
-    words = launch.launch_command_parser().parse_args(list(arguments))
-    words, _, _ = launch._validate_launch_command(words)
+    words = settled(arguments)
     if words.num_processes == 1 and words.num_machines == 1:
         return _here(words)
     return _several(words)
+
+
+def settled(arguments: Sequence[str]) -> Any:
+    """The words as accelerate's launcher reads them, and its defaults for what they leave out.
+
+    What `accelerate config` keeps in the user's home for other programs is none of these: it would choose other GPUs and wrap
+    the model. A file that the words name (`--config_file`, of a job on several machines) counts.
+    """
+    from accelerate.commands import launch
+
+    launch.default_config_file = ""
+    words = launch.launch_command_parser().parse_args(list(arguments))
+    return launch._validate_launch_command(words)[0]
 
 
 def _here(words: Any) -> int:
