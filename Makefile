@@ -13,7 +13,7 @@ test: $(VENV)/.test             ## lint, type-check and test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist worksteal
 
 doctor: $(VENV)/.base           ## what can this machine do?
 	$(BIN)/grpo-doctor

@@ -34,5 +34,6 @@ def _frozen() -> Iterator[None]:
 
     A worker forked by a test walks less still: a walk copies the pages it shares with the test's process.
     """
+    gc.collect()
     gc.freeze()
     yield

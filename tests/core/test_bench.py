@@ -77,8 +77,10 @@ def test_a_4_bit_policy_is_what_the_4_bit_path_trains(tmp_path) -> None:
         tmp_path, quantization_config=policy._nf4("float32"), dtype=torch.float32, device_map={"": "cpu"}
     )
     ids = torch.arange(12)[None]
-    with torch.no_grad(), ours.disable_adapter():
-        assert torch.equal(ours(ids).logits, loaded(ids).logits)
+    # in training, as the path is: in evaluation bitsandbytes packs weights anew for CPUs with AVX512-BF16, and takes only
+    # multiples of 32 rows
+    with torch.no_grad(), ours.train().disable_adapter():
+        assert torch.equal(ours(ids).logits, loaded.train()(ids).logits)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")

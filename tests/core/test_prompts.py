@@ -59,7 +59,7 @@ def test_templates_that_cannot_be_used_say_so(tmp_path: Path) -> None:
         builder(PLAIN, replace(Recipe(), chat_template=str(tmp_path / "none.jinja")))
     file = tmp_path / "t.jinja"
     file.write_text("{{ raise_exception('System role not supported') }}")
-    with pytest.raises(RecipeError, match="System role not supported"):
+    with pytest.raises(RecipeError, match="system role not supported"):
         builder(PLAIN, replace(Recipe(), chat_template=str(file))).text("Q")
 
 
@@ -128,7 +128,7 @@ DROPS = "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.co
 
 
 @pytest.mark.parametrize(
-    ("template", "because"), [(REFUSES, "System role not supported"), (DROPS, "leaves a system message out")]
+    ("template", "because"), [(REFUSES, "system role not supported"), (DROPS, "leaves a system message out")]
 )
 def test_a_system_text_the_template_does_not_take_goes_into_the_users_turn(template: str, because: str) -> None:
     recipe = replace(Recipe(), chat_template=template, system_prompt="Add  it.\nThen stop.")

@@ -17,6 +17,17 @@ from grpo_portable.run import append_line, read_lines
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.fixture
+def drawn() -> None:
+    """For tests that look at charts. The others do without: charts take most of a report's time."""
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request, monkeypatch) -> None:
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(charts, "draw", lambda *_: {})
+
+
 def text_of(run) -> str:
     scoring.score_run(run)
     return report.write_report(run).read_text(encoding="utf-8")
@@ -61,7 +72,7 @@ def test_the_table_is_the_scores(tmp_path):
     assert cells[4] == f"[{100 * strict['interval'][0]:+.1f}, {100 * strict['interval'][1]:+.1f}]"
 
 
-def test_rebuilding_gives_the_same_bytes(tmp_path):
+def test_rebuilding_gives_the_same_bytes(tmp_path, drawn):
     run = run_folders.make_run(tmp_path / "run", n=60)
     text_of(run)
     first = {f.name: f.read_bytes() for f in [run.path / "report.md", *(run.path / "charts").iterdir()]}
@@ -69,7 +80,7 @@ def test_rebuilding_gives_the_same_bytes(tmp_path):
     assert {f.name: f.read_bytes() for f in [run.path / "report.md", *(run.path / "charts").iterdir()]} == first
 
 
-def test_charts_are_small_pngs(tmp_path):
+def test_charts_are_small_pngs(tmp_path, drawn):
     run = run_folders.make_run(tmp_path / "run", steps=150, samples=2)
     text = text_of(run)
     files = sorted((run.path / "charts").iterdir())
@@ -80,7 +91,7 @@ def test_charts_are_small_pngs(tmp_path):
         assert f"](charts/{file.name})" in text
 
 
-def test_without_matplotlib_there_are_no_charts(tmp_path, monkeypatch):
+def test_without_matplotlib_there_are_no_charts(tmp_path, monkeypatch, drawn):
     run = run_folders.make_run(tmp_path / "run", n=40)
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # what Python does for a module that cannot be imported
     text = text_of(run)
@@ -100,7 +111,7 @@ def test_evaluation_only(tmp_path):
     assert "grpo-portable eval --model Qwen/Qwen3-0.6B --recipe recipe.yaml --out again" in text
 
 
-def test_training_without_evaluation(tmp_path):
+def test_training_without_evaluation(tmp_path, drawn):
     run = run_folders.make_run(tmp_path / "run", stages=())
     text = text_of(run)
     assert "Nothing was evaluated yet" in text
@@ -178,7 +189,7 @@ def test_text_of_models_cannot_change_the_page(tmp_path):
     assert max(map(len, text.splitlines())) < 1200
 
 
-def test_report_is_valid_markdown(tmp_path):
+def test_report_is_valid_markdown(tmp_path, drawn):
     html = MarkdownIt().enable("table").render(text_of(run_folders.make_run(tmp_path / "run", n=60)))
     assert html.count("<h1>") == 1
     assert html.count("<table>") == 2
@@ -267,9 +278,9 @@ def test_smooth_is_a_running_mean():
     assert charts.smooth([]) == []
 
 
-def test_one_step_can_be_drawn(tmp_path):
-    drawn = charts.draw(tmp_path, {}, windows.steps_in_order(run_folders.metrics(1)), [])
-    assert list(drawn) == ["reward"]
+def test_one_step_can_be_drawn(tmp_path, drawn):
+    files = charts.draw(tmp_path, {}, windows.steps_in_order(run_folders.metrics(1)), [])
+    assert list(files) == ["reward"]
 
 
 def test_there_is_no_half_a_step():

@@ -325,7 +325,7 @@ _ODD = (
 _odd_text = st.one_of(st.text(max_size=20), st.sampled_from(_ODD))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_odd_text_in_text_fields_gives_a_verdict(data: st.DataObject) -> None:
     """Text is always accepted: what cannot be read as a version is unknown."""
@@ -346,7 +346,7 @@ def _speaks_for_the_machine(path: tuple[Any, ...], value: Any) -> bool:
     return path[:1] == ("probes",) and (value is True or path[-1] == "error")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_forgetting_a_fact_never_closes_more(data: st.DataObject) -> None:
     facts = data.draw(st.sampled_from(MACHINES))
