@@ -6,6 +6,7 @@ a text, the model by the probability it gives to what the server wrote.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ PROBE = (
     "In 1969, three people flew to the moon, and",
 )
 PROBE_TOKENS = 64  # of each answer: 256 together, from which a mean is trusted (correction.ENOUGH)
-CERTAIN = -1e-3  # the log-probability of the one token that is left, but for rounding
+CERTAIN, MOST_TIED = 1e-3, 16  # rounding of a log-probability; candidates that may share the first place
 
 
 @dataclass(frozen=True)
@@ -130,19 +131,28 @@ def require_same_model(client: Client, served: Served, model: Any, tokenizer: An
     return apart
 
 
+def is_share(logprob: float) -> bool:
+    """Whether it is the logarithm of 1/m for a small whole m."""
+    m = round(math.exp(-max(logprob, -math.log(MOST_TIED))))
+    return abs(logprob + math.log(m)) < CERTAIN
+
+
 def require_processed(client: Client, served: Served, recipe: Recipe, tokenizer: Any, vocabulary: int) -> None:
     """ServerError when the server's log-probabilities are not of the distribution drawn from, and the recipe needs these.
 
-    With one candidate left (`top_k` 1), that distribution gives the drawn token probability 1.
+    With one candidate left (`top_k` 1), that distribution gives the drawn token probability 1, or 1/m where m logits are equal,
+    as in 16 bit they may be: vLLM keeps them all.
     """
     plain = (recipe.temperature, recipe.top_p, recipe.top_k, recipe.min_p, recipe.repetition_penalty)
     if plain == (1, 1, 0, 0, 1):
         return
     prompt = tokenizer(PROBE[0], add_special_tokens=False)["input_ids"]
     answer = _ask(client, served, prompt, Sampling(16, top_k=1, seed=0), vocabulary, 0)
-    if min(answer.logprobs) < CERTAIN:
+    odd = [value for value in answer.logprobs if not is_share(value)]
+    if odd:
         raise ServerError(
-            "the vLLM server gives log-probabilities from before temperature and truncation",
+            "the vLLM server gives log-probabilities from before temperature and truncation"
+            f" ({min(odd):.2f} for a token that was the only candidate)",
             because="the loss weighs each token by the probability it was drawn with",
             help="start it with --logprobs-mode processed_logprobs, or sample with temperature 1 and nothing cut off",
         )

@@ -310,6 +310,16 @@ def test_a_server_that_is_set_up_otherwise_is_the_users_to_correct(
     assert said in str(caught.value) and caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize("logprob", [0.0, -1e-4, -0.6931, -1.0986, -2.7726])
+def test_equal_logits_share_the_only_place(logprob: float) -> None:
+    assert served_room.is_share(logprob)  # the logarithms of 1, 1/2, 1/3 and 1/16
+
+
+@pytest.mark.parametrize("logprob", [-0.01, -0.5, -0.9, -2.8332, -8.0, float("-inf")])
+def test_other_probabilities_are_no_shares(logprob: float) -> None:
+    assert not served_room.is_share(logprob)
+
+
 def test_raw_log_probabilities_are_as_good_where_nothing_is_tempered_or_cut(served: Any) -> None:
     served.processed = False
     opened(adapted(), served, temperature=1.0)

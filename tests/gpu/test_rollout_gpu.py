@@ -110,8 +110,8 @@ def test_fused_attention_is_attention(
     assert (made - wanted).norm() / wanted.norm() < 2e-3
 
 
-@pytest.mark.parametrize("rows", [1, 15, 17, 32, 33, 64])
-@pytest.mark.parametrize(("width", "inputs"), [(64, 64), (96, 200), (1000, 576), (2560, 9728), (6144, 2560)])
+@pytest.mark.parametrize("rows", [1, 17, 33, 64])
+@pytest.mark.parametrize(("width", "inputs"), [(96, 200), (1000, 576), (2560, 9728)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
 def test_skinny_products_are_products(dtype: torch.dtype, width: int, inputs: int, rows: int) -> None:
     if torch.cuda.get_device_capability() < (9, 0):

@@ -120,7 +120,7 @@ def test_another_model_is_not_taken_for_this_one(source: str, url: str) -> None:
             parameter.mul_(1.3)
     wanted = gpu_runs.recipe(source, Path("."), "bf16-hf", backend="server", vllm_server=url)
     with pytest.raises(ServerError, match="nats a token less likely"):
-        server.make(loaded.model, loaded.tokenizer, wanted, dtype="bfloat16")
+        server.make(policy.add_adapter(loaded.model, wanted), loaded.tokenizer, wanted, dtype="bfloat16")
 
 
 def test_drawn_rows_have_the_policys_probabilities(source: str, url: str) -> None:
