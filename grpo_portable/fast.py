@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from doctor.memory import GIB, Setting, ledger, weight_bytes
+from doctor.memory import GIB, ledger, weight_bytes
 from doctor.shapes import Shape, shape_of
 from grpo_portable import policy
 from grpo_portable.errors import EngineError, EngineUnsupported
@@ -178,15 +178,12 @@ def _checked(source: str) -> tuple[str | None, int]:
 
     EngineUnsupported for kinds that Unsloth is not asked to load.
     """
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    config, ready = vllm.stored(source)
     if config.model_type not in KINDS:
         raise EngineUnsupported(
             f"the Unsloth backend is not arranged for models of type {config.model_type}",
             because=f"what it does to their padding is known for {', '.join(KINDS)} only",
         )
-    ready = vllm_settings.ready_format(getattr(config, "quantization_config", None))
     if ready not in (None, "fp8"):
         raise EngineUnsupported(f"the checkpoint is stored as {ready}", because="16 bit or FP8 is shared with vLLM")
     return ready, int(config.max_position_embeddings)
@@ -223,18 +220,7 @@ def plan_memory(
     recipe: Recipe, shape: Shape | None, rows: int, *, fp8: bool, free_gib: float, total_gib: float
 ) -> vllm_settings.Memory:
     """The engine's share of a card on which nothing lies yet: its weights are the policy's, the adapter comes on top."""
-    setting = Setting(
-        base="fp8" if fp8 else "bf16",
-        copy="fp8" if fp8 else "none",
-        engine="vllm",
-        micro_batch=int(recipe.micro_batch),
-        rollout_rows=rows,
-        checkpointing=recipe.gradient_checkpointing is not False,
-        prompt_tokens=recipe.max_prompt_tokens,
-        completion_tokens=recipe.max_completion_tokens,
-        lora_rank=recipe.lora_rank,
-        optimizer=recipe.optimizer,
-    )
+    setting = vllm_settings.setting_of(recipe, rows, base="fp8" if fp8 else "bf16", copy="fp8" if fp8 else "none")
     parts = ledger(shape, setting) if shape else {}
     free = free_gib - parts.get("adapter", 0.0)
     planned = vllm_settings.plan_memory(

@@ -334,6 +334,12 @@ def folder_errors(run: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if not run.path.is_dir():
+            raise RunFolderError(
+                f"run folder `{run.path}` is gone",
+                because="it was removed or renamed while the run was at work",
+                help="where it was renamed, go on with: grpo-portable train --resume --out NEW; else begin the run again",
+            ) from error
         raise RunFolderError(
             f"run folder `{run.path}` cannot be used",
             because=error.strerror or str(error),

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from doctor.memory import Setting
 from doctor.shape_files import shape_from_config
 from grpo_portable.errors import EngineError, EngineUnsupported
 from grpo_portable.recipe import Recipe
@@ -65,7 +64,7 @@ def make(
     if reason is not None:
         raise EngineUnsupported(f"vLLM cannot make the rollouts of this policy: {reason}")
     with _location(recipe.model, policy, tokenizer, dtype) as model:
-        ready = vllm_settings.ready_format(_quantization_of(model))
+        _, ready = stored(model)
         shape = shape_from_config(vllm_adapter.base_of(policy).config.to_dict(), recipe.model)
         odd = (
             vllm_settings.block_refusal(shape) if shape and fp8 and not ready and recipe.fp8_scales == "block" else None
@@ -300,29 +299,19 @@ def _location(source: str, policy: Any, tokenizer: Any, dtype: str) -> Iterator[
         yield str(path) if path.is_dir() else source
 
 
-def _quantization_of(model: str) -> Any:
+def stored(model: str) -> tuple[Any, str | None]:
+    """A checkpoint's configuration, and how it stores its weights (`vllm_settings.ready_format`)."""
     from transformers import AutoConfig
 
-    return getattr(AutoConfig.from_pretrained(model, trust_remote_code=False), "quantization_config", None)
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    return config, vllm_settings.ready_format(getattr(config, "quantization_config", None))
 
 
 def _memory(policy: Any, recipe: Recipe, rows: int, copy: str, dtype: str, sleep: bool | None) -> vllm_settings.Memory:
     free, total = _card()
-    setting = Setting(
-        base="fp16" if dtype == "float16" else "bf16",
-        copy=copy,
-        engine="vllm",
-        micro_batch=int(recipe.micro_batch),
-        rollout_rows=rows,
-        checkpointing=recipe.gradient_checkpointing is not False,
-        prompt_tokens=recipe.max_prompt_tokens,
-        completion_tokens=recipe.max_completion_tokens,
-        lora_rank=recipe.lora_rank,
-        optimizer=recipe.optimizer,
-    )
     return vllm_settings.plan_memory(
         shape_from_config(vllm_adapter.base_of(policy).config.to_dict(), recipe.model),
-        setting,
+        vllm_settings.setting_of(recipe, rows, base="fp16" if dtype == "float16" else "bf16", copy=copy),
         group=recipe.group_size,
         trains=any(p.requires_grad for p in policy.parameters()),
         free_gib=free,

@@ -16,6 +16,7 @@ from typing import Any
 from doctor.memory import GIB, Setting, ledger
 from doctor.shapes import Shape
 from grpo_portable.errors import EngineError, EngineUnsupported
+from grpo_portable.recipe import Recipe
 
 BLOCK = 16  # tokens in a block of vLLM's KV cache
 HEADROOM = 0.92  # share of the free memory that may be planned away
@@ -43,6 +44,22 @@ class Memory:
     share: float  # of the whole card; vLLM checks that so much is free when it starts
     sleeps: bool
     reason: str
+
+
+def setting_of(recipe: Recipe, rows: int, *, base: str, copy: str) -> Setting:
+    """What the doctor's ledger asks of a run with vLLM: `base` and `copy` are the formats of the policy and of the engine."""
+    return Setting(
+        base=base,
+        copy=copy,
+        engine="vllm",
+        micro_batch=int(recipe.micro_batch),
+        rollout_rows=rows,
+        checkpointing=recipe.gradient_checkpointing is not False,
+        prompt_tokens=recipe.max_prompt_tokens,
+        completion_tokens=recipe.max_completion_tokens,
+        lora_rank=recipe.lora_rank,
+        optimizer=recipe.optimizer,
+    )
 
 
 def kv_gib(shape: Shape, *, rows: int, prompt: int, completion: int, group: int = 1) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -375,3 +376,15 @@ def test_a_recipe_of_a_run_that_was_cut_off_is_told(start):
     with pytest.raises(RecipeError) as caught:
         start("done")
     assert "does not say its micro_batch" in str(caught.value) and caught.value.help
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_run_folder_that_goes_away_is_told_and_nothing_promised(start, monkeypatch, moved):
+    def goes(run):
+        run.path.rename(run.path.with_name("renamed")) if moved else shutil.rmtree(run.path)
+        return supervise.LEAST_ROOM_BYTES
+
+    monkeypatch.setattr(supervise, "_room", goes)
+    with pytest.raises(RunFolderError, match="is gone, because it was removed or renamed") as caught:
+        start("kill:", "done")
+    assert "nothing is lost" not in "\n".join(caught.value.lines())
