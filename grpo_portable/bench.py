@@ -402,7 +402,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="grpo-portable bench", description=__doc__.splitlines()[0] if __doc__ else None
     )
-    parser.add_argument("what", choices=["rollout", "step"], help="`step --help` says more of steps")
+    parser.add_argument(
+        "what",
+        choices=["rollout", "step"],
+        help="`step --help` says more of steps, `--gpus 0,1 --help` of several GPUs",
+    )
     parser.add_argument("--shape", default="qwen3-4b", help=", ".join(SHAPES))
     parser.add_argument("--engines", default="portable,reference", help=f"comma-separated: {', '.join(ENGINES)}")
     parser.add_argument("--base", default="dense", help="the policy's frozen weights, comma-separated: dense, nf4")

@@ -327,7 +327,11 @@ def _typed(key: str, value: Any, origin: str) -> Any:
     metadata = next(f.metadata for f in fields(Recipe) if f.name == key)
     converted = _convert(field_types()[key], value)
     if converted is _WRONG:
-        raise RecipeError(f"{origin}: `{key}` must be {describe(field_types()[key])}, not {value!r}")
+        is_list = get_origin(field_types()[key]) is tuple
+        raise RecipeError(
+            f"{origin}: `{key}` must be {describe(field_types()[key])}, not {value!r}",
+            help=f"a list stands in brackets: [{value}]" if is_list and not isinstance(value, (list, dict)) else None,
+        )
     for item in converted if isinstance(converted, tuple) else (converted,):
         if isinstance(item, str):
             _check_text(key, item, origin, metadata["choices"])
@@ -392,5 +396,5 @@ def describe(kind: Any) -> str:
     if get_origin(kind) in (types.UnionType, typing.Union):
         return " or ".join(describe(option) for option in get_args(kind))
     if get_origin(kind) is tuple:
-        return f"a list of {describe(get_args(kind)[0])} values"
+        return f"a list of {describe(get_args(kind)[0]).removeprefix('a ')}s"
     return {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}[kind]

@@ -37,6 +37,7 @@ def rows(file, records):
         (["train", "./none.yaml"], 2, ["no recipe file"]),
         (["train", "--auto", "--set", "lerning_rate=1"], 2, ["lerning_rate", "`learning_rate`"]),
         (["train", "--auto", "--set", "steps=lots"], 2, ["`steps`", "whole number"]),
+        (["train", "--auto", "--set", "rewards=correctness"], 2, ["must be a list of texts", "[correctness]"]),
         (["train", "--auto", "--path", "fp9-vllm"], 2, ["`path`", "fp8-vllm"]),
         (
             ["train", "gsm8k-base", "--auto", "--model", "embedded", "--data", "none.jsonl"],
