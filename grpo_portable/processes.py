@@ -15,9 +15,10 @@ from functools import cache
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-LIMIT = timedelta(
-    hours=4
-)  # of one wait for others; the supervisor ends a process that gives no sign of life long before
+LIMIT = timedelta(hours=4)  # of one meeting; the supervisor ends a process that gives no sign of life long before
+# of one collective, twice what the supervisor waits for a sign of life. NCCL's own 10 minutes would end the process that waits
+# for the others, and the one that hangs would not be known
+COLLECTIVE_LIMIT = timedelta(hours=1)
 SHORTEST_NAP_S, LONGEST_NAP_S = 1e-4, 0.02
 NAP_SHARE = 0.02  # of the time waited so far: what asking now and then may add to a wait
 
@@ -86,9 +87,8 @@ def join(*, cpu: bool) -> Processes:
     if mine.count > 1:
         from accelerate import PartialState
 
-        # makes the group that gradients go through, and takes this rank's GPU. Its own limit, 10 minutes with NCCL, would end
-        # the process that waits, and the one that hangs would not be known
-        PartialState(cpu=cpu, timeout=LIMIT)
+        # makes the group that gradients go through, and takes this rank's GPU
+        PartialState(cpu=cpu, timeout=COLLECTIVE_LIMIT)
         _group()
     return mine
 

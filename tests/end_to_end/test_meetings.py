@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +15,9 @@ import pytest
 import several
 import torch
 import training
-from test_several import SIZES, Scripted
+from test_several import SIZES, Scripted, recipe, supervised
 
-from grpo_portable import processes, supervise
+from grpo_portable import processes, run, supervise
 from grpo_portable.run import read_lines
 
 
@@ -25,10 +28,30 @@ def test_who_waits_is_not_ended_before_who_hangs_is_found(tmp_path: Path) -> Non
     def work(rank: int) -> int:
         processes.join(cpu=True)
         group: Any = torch.distributed.group.WORLD
-        assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() > 2 * silence
+        assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() >= 2 * silence
         return 0
 
     assert several.forked(2, work, tmp_path / "log") == [0, 0], (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_found_and_the_run_goes_on(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the real supervisor: the second process is stopped while the first one waits for it and gives signs of life."""
+    folder = tmp_path / "run"
+    run.create(folder, recipe(inputs, steps=8))
+
+    def stop() -> None:
+        while len(list(read_lines(folder / "metrics.jsonl"))) < 3:
+            time.sleep(0.02)
+        os.kill(json.loads((folder / "heartbeat-1").read_text())["pid"], signal.SIGSTOP)
+
+    threading.Thread(target=stop, daemon=True).start()
+    supervised(folder, monkeypatch, limits=supervise.Limits(start_s=120, silence_s=30, stop_s=10))
+    told = [e for e in read_lines(folder / "events.jsonl") if e["kind"] in ("retry", "fallback")]
+    assert [e["kind"] for e in told] == ["retry"] and "hung" in told[0]["message"]
+    assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == list(range(1, 9))
 
 
 def test_processes_meet_once_in_an_update(tmp_path: Path) -> None:
