@@ -1,4 +1,5 @@
-"""Text with everything private taken out: device UUIDs, the home folder, user names in paths, tokens, addresses.
+"""Text with everything private taken out: device UUIDs, the home folder, user names in paths, this machine's name, tokens,
+secrets of the environment, addresses.
 
 Everything the doctor prints or saves from a child process, an environment variable or a foreign file passes through here.
 """
@@ -12,6 +13,7 @@ _LIMIT = 400  # characters of one message; longer ones are cut in the middle, wh
 
 _HEX = r"[0-9a-fA-F]"
 _UUID = rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
+_SECRET = re.compile(r"(?:TOKEN|API_?KEY|ACCESS_KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.I)
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(rf"\b(GPU|MIG)-(?:GPU-)?{_HEX}{{4,}}(?:-{_HEX}+)*(?!\w)(?:/\d+/\d+)?"), r"\1-..."),
     (re.compile(_UUID), "..."),
@@ -31,7 +33,18 @@ def clean(text: str) -> str:
         text = re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
     for pattern, instead in _RULES:
         text = pattern.sub(instead, text)
+    for secret in _secrets():
+        text = text.replace(secret, "...")
+    host = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
+    if len(host) >= 5 and re.search(r"[\d.-]", host):  # else a word as others, as "ubuntu" is
+        text = re.sub(rf"(?<![\w-]){re.escape(host)}(?![\w-])", "...", text)
     return text
+
+
+def _secrets() -> list[str]:
+    """The values of environment variables that are named as secrets, longest first."""
+    found = {value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= 8}
+    return sorted(found, key=len, reverse=True)
 
 
 def scrub(text: str, limit: int | None = _LIMIT) -> str:

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tiny
 import yaml
 
 import doctor
 import grpo_portable
-from grpo_portable import recipe
+from grpo_portable import prompts, recipe
 from grpo_portable.errors import RecipeError
+from grpo_portable.recipe import Recipe
 
 FILES = [f for package in (doctor, grpo_portable) for f in sorted(Path(package.__file__).parent.rglob("*.py"))]  # type: ignore[arg-type]
 TREES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
@@ -137,3 +139,10 @@ def test_every_wait_has_a_limit() -> None:
             assert keyword(call, "timeout"), f"{place} {name} waits for ever"
     for place, name, call in named("create_connection", "urlopen"):
         assert len(call.args) > 1 or keyword(call, "timeout"), f"{place} {name} waits for ever"
+
+
+def test_a_chat_template_reaches_nothing_but_the_conversation() -> None:
+    """It comes with a model, and is a program."""
+    for text in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.__init__.__globals__ }}"):
+        with pytest.raises(RecipeError, match="unsafe"):
+            prompts.builder(tiny.tokenizer(text), Recipe()).text("1 plus 1?")

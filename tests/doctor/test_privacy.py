@@ -52,3 +52,21 @@ def test_long_text_keeps_both_ends() -> None:
 def test_scrubbing_twice_changes_nothing() -> None:
     text = "GPU-3f7a1c22-9d2b-4c1e-8f00-0123456789ab at /home/ada with hf_abcdefghijklmnop1234"
     assert scrub(scrub(text)) == scrub(text)
+
+
+def test_secrets_of_the_environment_are_taken_out_whatever_they_look_like(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalr/XUtnFEMI")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "tokenizers")
+    text = "key=0123456789abcdef0123456789abcdef01234567 and wJalr/XUtnFEMI of tokenizers"
+    assert scrub(text) == "key=... and ... of tokenizers"
+
+
+@pytest.mark.parametrize(
+    ("name", "clean"),
+    [("gpu-box-07", "cannot reach ...: no route"), ("ubuntu", "cannot reach ubuntu: no route")],
+    ids=["a name", "a word as others"],
+)
+def test_the_name_of_this_machine(monkeypatch: pytest.MonkeyPatch, name: str, clean: str) -> None:
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", name, "6", "1", "x86_64")))
+    assert scrub(f"cannot reach {name}: no route") == clean

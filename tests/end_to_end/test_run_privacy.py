@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from grpo_portable import report, scoring, trainer
 from grpo_portable.run import RunFolder
 
 USER, TOKEN, VALUE = "mira-private", "hf_" + "aBcDeFgHiJkLmNoPqRsT", "my-company-wandb-project"
+KEY, HOST = "0f1e2d3c4b5a69788796a5b4c3d2e1f0", "gpu-box-07"
 
 
 @pytest.fixture
@@ -23,14 +23,23 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "home" / USER
     tiny.save(home / "models" / "tiny")
     tiny.questions_folder(home / "sums")
-    for name, value in {"HOME": str(home), "HF_TOKEN": TOKEN, "WANDB_PROJECT": VALUE, "USER": USER}.items():
+    for name, value in {
+        "HOME": str(home),
+        "HF_TOKEN": TOKEN,
+        "WANDB_PROJECT": VALUE,
+        "WANDB_API_KEY": KEY,
+        "USER": USER,
+    }.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", HOST, "6", "1", "x86_64")))
     return home
 
 
 def goes_wrong(home: Path) -> Any:
     """A crash whose text holds a path and a token, as errors of downloads do."""
-    error = OSError(f"401 for url https://{USER}:secret@hub.example/x (token {TOKEN}); see {home}/.cache/log")
+    error = OSError(
+        f"401 for url https://{USER}:secret@hub.example/x (token {TOKEN}, key {KEY}) on {HOST}; see {home}/.cache/log"
+    )
 
     def put_in(folder: Path) -> None:
         print(f"a library says: reading {home}/models with {TOKEN}", flush=True)
@@ -45,8 +54,7 @@ def texts(run: RunFolder) -> dict[str, str]:
 
 
 def check(found: dict[str, str], home: Path) -> None:
-    private = [str(home), USER, TOKEN, VALUE, "secret@"]
-    private += [platform.node()] if len(platform.node()) > 5 else []
+    private = [str(home), USER, TOKEN, VALUE, KEY, HOST, "secret@"]
     for name, text in found.items():
         for secret in private:
             assert secret not in text, f"{name} holds {secret}: {text[max(0, text.find(secret) - 200) :][:400]}"
