@@ -58,8 +58,7 @@ class Fused(Plain):
         self.skinny_rows = skinny_rows  # products of at most as many rows are Triton's
         on_card = device.type == "cuda"
         self.processors = torch.cuda.get_device_properties(device).multi_processor_count if on_card else 1
-        ahead = on_card and skinny_rows > 0
-        self.launch: dict[str, Any] = {"AHEAD": True, "launch_pdl": True} if ahead else {"AHEAD": False}
+        self.ahead_rows = skinny_rows if on_card else 0
 
     def ready(self, tables: Tables, cache: Cache, rows: Rows) -> Any:
         slots = torch.arange(rows.lengths.shape[0], device=rows.lengths.device) * cache.capacity + rows.lengths
@@ -119,11 +118,11 @@ class Fused(Plain):
             q, cache.keys[index], cache.values[index], rows.lengths, rows.leaders, rows.shared, out, part, high, total,
             cache.capacity, shape.scaling, shape.attn_softcap or 1.0, window or 0, K=shape.kv_heads, **sizes,
             BLOCK=KEYS, SPLITS=splits, SOFTCAP=bool(shape.attn_softcap), WINDOW=window is not None, num_warps=2, num_stages=4,
-            **self.launch,
+            **self._launch(count),
         )  # fmt: skip
         if splits > 1:
             self.kernels.join_kernel[(count * shape.kv_heads,)](
-                part, high, total, out, **sizes, SPLITS=splits, num_warps=2, **self.launch
+                part, high, total, out, **sizes, SPLITS=splits, num_warps=2, **self._launch(count)
             )
         return out
 
@@ -147,7 +146,7 @@ class Fused(Plain):
         logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
         sizes = {"V": vocab, "CHUNKS": chunks, "BLOCK": CHUNK}
         self.kernels.chunk_sums_kernel[(rows, chunks)](
-            logits, high, mass, drawing.temperature, **sizes, num_warps=4, **self.launch
+            logits, high, mass, drawing.temperature, **sizes, num_warps=4, **self._launch(rows)
         )
         self.kernels.pick_kernel[(rows,)](
             logits,
@@ -160,9 +159,13 @@ class Fused(Plain):
             BLOCK_C=_power(chunks),
             **sizes,
             num_warps=4,
-            **self.launch,
+            **self._launch(rows),
         )
         return tokens, logprobs
+
+    def _launch(self, rows: int) -> dict[str, Any]:
+        """A step's kernels are launched ahead where its products are Triton's: around the library's it gains nothing."""
+        return {"AHEAD": True, "launch_pdl": True} if rows <= self.ahead_rows else {"AHEAD": False}
 
     def splits(self, rows: int, capacity: int) -> int:
         """Programs that share one row's keys: enough to fill the card twice, each with at least KEYS_A_SPLIT keys."""
@@ -192,7 +195,7 @@ class Fused(Plain):
             q, cache.keys[index], cache.values[index], shape.eps,
             H=shape.heads, K=shape.kv_heads, D=shape.head_dim, HEADS=together, BLOCK=_power(shape.head_dim),
             ROTATED=cos.shape[-1], NORMS=layer.norm_q is not None, SCALED=qkv.rows is not None, BIAS=qkv.bias is not None,
-            PARTS=qkv.parts, num_warps=4 if together == 8 else 1, **self.launch,
+            PARTS=qkv.parts, num_warps=4 if together == 8 else 1, **self._launch(count),
         )  # fmt: skip
         return x, q
 
@@ -207,7 +210,7 @@ class Fused(Plain):
         self.kernels.add_norm_kernel[(rows,)](
             x, more.value, more.rows, more.columns, factors, summed, normed, small.value, small.scale, self.shape.eps,
             W=width, BLOCK=_power(width), PENDING=pending is not None, SCALED=more.rows is not None, FP8=narrow,
-            PARTS=more.parts, num_warps=8 if width > 2048 else 4, **self.launch,
+            PARTS=more.parts, num_warps=8 if width > 2048 else 4, **self._launch(rows),
         )  # fmt: skip
         return summed, small if narrow else normed
 
@@ -219,14 +222,14 @@ class Fused(Plain):
         self.kernels.gated_kernel[(rows, -(-width // block))](
             both.value, both.rows, both.columns, out, small.value, small.scale, W=width, BLOCK=block,
             ACTIVATION=self.shape.activation, SCALED=both.rows is not None, FP8=narrow, PARTS=both.parts,
-            num_warps=16 if block > 8192 else 4, **self.launch,
+            num_warps=16 if block > 8192 else 4, **self._launch(rows),
         )  # fmt: skip
         return small if narrow else out
 
     def _narrowed(self, x: torch.Tensor) -> Narrow:
         small = self._empty_narrow(x.shape[0], x.shape[1], x.device)
         self.kernels.narrow_kernel[(x.shape[0],)](
-            x, *small, W=x.shape[1], BLOCK=_power(x.shape[1]), num_warps=8, **self.launch
+            x, *small, W=x.shape[1], BLOCK=_power(x.shape[1]), num_warps=8, **self._launch(x.shape[0])
         )
         return small
 
@@ -249,7 +252,7 @@ class Fused(Plain):
         out = torch.empty(cut.splits, rows, width, device=x.device, dtype=torch.float32 if cut.splits > 1 else wide)
         self.kernels.skinny_kernel[(-(-width // cut.columns), cut.splits)](
             x, part.weight, out, rows, width, inputs, cut.share, ROWS=cut.rows, COLUMNS=cut.columns, BLOCK=cut.block,
-            STAGES=cut.stages, EVEN=cut.even, num_warps=4, **self.launch,
+            STAGES=cut.stages, EVEN=cut.even, num_warps=4, **self._launch(rows),
         )  # fmt: skip
         scale = None if isinstance(h, torch.Tensor) else h.scale
         return Scaled(out if cut.splits > 1 else out[0], scale, part.scale, part.bias, cut.splits)
@@ -283,8 +286,9 @@ def choose(shape: Shape, layer: Layer, device: torch.device, dtype: torch.dtype,
 def _skinny_rows(layer: Layer, device: torch.device) -> int:
     from grpo_portable.rollout import kernels
 
-    weights = sum(part.weight.nbytes for parts in (layer.qkv, layer.out, layer.gate_up, layer.down) for part in parts)
-    return skinny.most_rows(torch.cuda.get_device_capability(device), kernels.CAN_OVERLAP, weights)
+    parts = [part for product in (layer.qkv, layer.out, layer.gate_up, layer.down) for part in product]
+    capability, fp8_weights = torch.cuda.get_device_capability(device), parts[0].scale is not None
+    return skinny.most_rows(capability, kernels.CAN_OVERLAP, sum(part.weight.nbytes for part in parts), fp8_weights)
 
 
 def _skinny_fits(fused: Fused, layer: Layer, device: torch.device, dtype: torch.dtype) -> bool:

@@ -49,8 +49,10 @@ def tiling(rows: int, width: int, inputs: int, processors: int, itemsize: int = 
     return Tiling(tile, columns, block, splits, share, 3, even)
 
 
-def most_rows(capability: tuple[int, int], can_overlap: bool, layer_bytes: int) -> int:
+def most_rows(capability: tuple[int, int], can_overlap: bool, layer_bytes: int, fp8: bool) -> int:
     """Rows up to which a layer's products are better Triton's; 0 where that was not measured, or kernels cannot overlap."""
     if capability != MEASURED_ON or not can_overlap:
         return 0
-    return 64 if layer_bytes <= SMALL_LAYER else 32
+    if layer_bytes <= SMALL_LAYER:
+        return 64
+    return 16 if fp8 else 32

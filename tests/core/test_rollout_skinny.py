@@ -37,7 +37,10 @@ def test_every_input_is_summed_once() -> None:
 
 
 def test_where_triton_multiplies() -> None:
-    assert most_rows((9, 0), True, 202 << 20) == 32
-    assert most_rows((9, 0), True, 7 << 20) == 64
-    assert most_rows((9, 0), False, 7 << 20) == 0  # it is the overlap that pays
-    assert most_rows((8, 0), True, 7 << 20) == most_rows((12, 0), True, 7 << 20) == 0  # not measured there
+    assert most_rows((9, 0), True, 202 << 20, False) == 32
+    assert most_rows((9, 0), True, 101 << 20, True) == 16
+    assert most_rows((9, 0), True, 7 << 20, False) == most_rows((9, 0), True, 3 << 20, True) == 64
+    assert most_rows((9, 0), False, 7 << 20, False) == 0  # it is the overlap that pays
+    assert (
+        most_rows((8, 0), True, 7 << 20, False) == most_rows((12, 0), True, 7 << 20, False) == 0
+    )  # not measured there
