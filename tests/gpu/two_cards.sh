@@ -38,8 +38,8 @@ speed() {
     timeout 120 python3 -m grpo_portable.bench_checkpoint qwen3-4b "$SHM/qwen3-4b" > "$TO/logs/checkpoint.log" 2>&1 &
     python3 -m doctor --save-facts "$TO/facts.json" > "$TO/doctor.txt" 2>&1; note "the doctor ended with $?"
     wait $!; note "the checkpoint ended with $?"
-    bench step-1 180 step "$SHM/qwen3-4b/step.yaml" $STEP --gpus 0
-    bench step-2 150 step "$SHM/qwen3-4b/step.yaml" $STEP --gpus 0,1 --together
+    bench step-1 220 step "$SHM/qwen3-4b/step.yaml" $STEP --gpus 0
+    bench step-2 180 step "$SHM/qwen3-4b/step.yaml" $STEP --gpus 0,1 --together
     joined step "$TO/step-1" "$TO/step-2"
     rm -rf "$SHM/qwen3-4b"
 }
