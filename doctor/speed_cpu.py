@@ -14,10 +14,10 @@ from doctor.facts import Facts
 from doctor.memory import Setting, weight_bytes
 from doctor.shapes import Shape
 
-PRODUCT_SHARE = 0.7  # of the measured rate, reached by the products of prefill and update
-DECODE_SHARE = 0.5  # the same for a decode step's few vectors
-LAYER_S = 2e-3  # what one block costs in a decode step beside its products: attention, norms, launches
-BLOCK_PASS_S = 3e-3  # the same in one forward or backward pass
+PRODUCT_SHARE = 0.75  # of the measured rate, reached by all products
+# One block beside its products (attention, norms, launches): in a decode step, and in one forward or backward pass.
+LAYER_S, LAYER_ROW_S = 0.5e-3, 15e-6  # and what each row adds
+BLOCK_PASS_S, BLOCK_TOKEN_S = 3e-3, 8e-6  # and what each token adds
 ERROR = 2.5  # a judgement: one kind of CPU was measured, and other programs share the cores
 
 
@@ -51,8 +51,8 @@ def _rollout_s(shape: Shape, s: Setting, rate: Rates, prompts: int, completions:
     rounds = -(-completions // rows)
     prefill = 2e-9 * shape.active_params * max(prompts, rounds) * s.prompt_tokens / (PRODUCT_SHARE * rate.gflops)
     read = 1e-9 * weight_bytes(shape, s.base) / rate.gb_s
-    products = 2e-9 * shape.active_params * rows / (DECODE_SHARE * rate.gflops)
-    return rounds * s.completion_tokens * (read + products + shape.layers * LAYER_S) + prefill
+    products = 2e-9 * shape.active_params * rows / (PRODUCT_SHARE * rate.gflops)
+    return rounds * s.completion_tokens * (read + products + shape.layers * (LAYER_S + rows * LAYER_ROW_S)) + prefill
 
 
 def _update_s(shape: Shape, s: Setting, rate: Rates, completions: int) -> float:
@@ -60,4 +60,5 @@ def _update_s(shape: Shape, s: Setting, rate: Rates, completions: int) -> float:
     passes = (3 if s.checkpointing else 2) + (0 if s.lora_rank else 1)
     tokens = completions * (s.prompt_tokens + s.completion_tokens)
     products = 2e-9 * passes * shape.active_params * tokens / (PRODUCT_SHARE * rate.gflops)
-    return products + -(-completions // s.micro_batch) * shape.layers * passes * BLOCK_PASS_S
+    beside = -(-completions // s.micro_batch) * BLOCK_PASS_S + tokens * BLOCK_TOKEN_S
+    return products + shape.layers * passes * beside
