@@ -196,13 +196,16 @@ def next_step(
         return Step(fewer, f"{_what_failed(ending)}; {_change(rung, fewer)}, groups stay whole")
     kept = replace(first, backend="plain", gpus=rung.gpus, processes=rung.processes)
     if rung.backend != "plain":
-        told = f"the {rung.backend} backend ended ({ending.kind}): {ending.error}"
-        return Step(shared(replace(kept, path=rung.path), step), told)
+        return Step(shared(replace(kept, path=rung.path), step), _failed(f"the {rung.backend} backend", ending))
     below = _below(rung.path, [p for p in rungs if not (_same_code(ending) and p.endswith("-vllm"))])
     if below is None:
         return Step(None, f"no path is open below {rung.path}")
     lower = replace(kept, path=below) if below != PATHS[-1] else replace(kept, path=below, gpus=(), processes=1)
-    return Step(shared(lower, step), f"{rung.path} ended ({ending.kind}): {ending.error}")
+    return Step(shared(lower, step), _failed(rung.path, ending))
+
+
+def _failed(what: str, ending: Ending) -> str:
+    return f"{what} failed ({ending.phase or 'starting'}): {ending.error}"
 
 
 def _what_failed(ending: Ending) -> str:

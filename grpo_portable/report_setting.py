@@ -76,8 +76,17 @@ def prompt(run: Json) -> list[str]:
     return folded(title, block(str(found["example"])) + (["", f"An answer ends at {stop}."] if stop else []))
 
 
-def closed_paths(plan: Json, path: str | None) -> list[str]:
-    """Why no faster path than `path` was taken: one line a wall, then one for each path that was open but not taken."""
+def given_up(events: Sequence[Json]) -> dict[str, str]:
+    """Path → when and of what it failed, of the paths that the run had to leave."""
+    left = [e for e in events if e.get("kind") == "fallback" and e.get("from") != e.get("to")]
+    return {str(e.get("from")): f"{_when(e).strip()}: {e.get('error') or e.get('message')}" for e in left}
+
+
+def closed_paths(plan: Json, path: str | None, left: Mapping[str, str] | None = None) -> list[str]:
+    """Why no faster path than `path` was taken: one line a wall, then one for each path that was open but not taken.
+
+    `left`: what `given_up` found.
+    """
     if path not in PATHS:
         return []
     faster, states = PATHS[: PATHS.index(path)], plan.get("paths") or {}
@@ -90,18 +99,20 @@ def closed_paths(plan: Json, path: str | None) -> list[str]:
         because = (wall.get("because") or [None])[0]
         reason = f", because {_clause(clause(str(because)))}" if because else ""
         lines.append(f"- {_paths(closes, faster)}: {_clause(wall.get('fact'))}{reason} ({code(str(wall.get('code')))})")
-    settled = [str(reason) for reason in plan.get("settled") or []]
+    settled, left = [str(reason) for reason in plan.get("settled") or []], left or {}
     for p in faster:
         state = states.get(p) or {}
         passed = next((r for r in settled if r.startswith(f"{p} is passed over")), None)
-        if p in told:
+        if p in left:
+            lines.append(f"- {code(p)}: taken, and left {_clause(shorten(left[p], 400))}")
+        elif p in told:
             continue
-        if passed:
+        elif passed:
             lines.append(f"- {code(p)}: {_clause(passed.partition(': ')[2])}")
         elif state.get("fits") is False:
             lines.append(f"- {code(p)}: open, but the run does not fit into memory there")
         elif state.get("open"):
-            lines.append(f"- {code(p)}: open, and not taken (see the events below and the recipe's `path`)")
+            lines.append(f"- {code(p)}: open, and not taken (see the recipe's `path`)")
     return lines
 
 
@@ -119,14 +130,23 @@ def events(found: Sequence[Json]) -> list[str]:
         move = (
             f" {code(str(first['from']))} → {code(str(first['to']))}" if first.get("from") and first.get("to") else ""
         )
-        when = f" at step {first['step']}" if isinstance(first.get("step"), int) else ""
         times = f" ({len(same)} times)" if len(same) > 1 else ""
         error = _clause(first.get("error"))
-        cause = f" ({code(shorten(str(first['error']), 160))})" if error and error not in _clause(message) else ""
-        lines.append(f"- **{plain(kind)}**{move}{when}: {_clause(shorten(message, 400))}{cause}{times}")
+        cause = f" ({code(shorten(str(first['error']), 300))})" if error and error not in _clause(message) else ""
+        lines.append(f"- **{plain(kind)}**{move}{_when(first)}: {_clause(shorten(message, 400))}{cause}{times}")
     if len(told) > MOST_EVENTS:
         lines.append(f"- and {len(told) - MOST_EVENTS} more in `events.jsonl`")
     return lines
+
+
+def _when(event: Json) -> str:
+    """Of a step, or, of a worker that ended, between two."""
+    step = event.get("step")
+    if not isinstance(step, int):
+        return ""
+    if event.get("kind") not in ("retry", "fallback"):
+        return f" at step {step}"
+    return f" after step {step}" if step else " before the first step"
 
 
 def versions(run: Json, facts: Json) -> str:

@@ -226,7 +226,7 @@ def make_run(
         )
         run.event(
             "fallback",
-            "fp8-hf ended (engine)",
+            "fp8-hf failed (rollout of step 18): no FP8 kernel for sm_120",
             step=17,
             error="no FP8 kernel for sm_120",
             **{"from": "fp8-hf", "to": "bf16-hf"},

@@ -223,10 +223,20 @@ def test_open_paths_that_were_not_taken_are_told():
     assert lines[1].startswith("- `bf16-hf`: open, and not taken")
 
 
+def test_a_path_that_failed_is_told_with_when_and_of_what():
+    plan = {"paths": {"bf16-vllm": {"open": True, "fits": True}}}
+    error = "vLLM could not start: ImportError: libcudart.so.13"
+    event = {"kind": "fallback", "message": "bf16-vllm failed", "from": "bf16-vllm", "to": "bf16-hf", "error": error}
+    lines = report_setting.closed_paths(plan, "bf16-hf", report_setting.given_up([{**event, "step": 0}]))
+    assert lines == [f"- `bf16-vllm`: taken, and left before the first step: {error}"]
+    lines = report_setting.closed_paths(plan, "bf16-hf", report_setting.given_up([{**event, "step": 3}]))
+    assert lines == [f"- `bf16-vllm`: taken, and left after step 3: {error}"]
+
+
 def test_events_are_told_once_and_saves_are_not():
     same = {"kind": "retry", "message": "one more try.", "step": 3, "error": "killed by signal 9"}
     lines = report_setting.events([{"kind": "saved", "message": "x"}, same, {**same, "step": 4}])
-    assert lines == ["- **retry** at step 3: one more try (`killed by signal 9`) (2 times)"]
+    assert lines == ["- **retry** after step 3: one more try (`killed by signal 9`) (2 times)"]
     assert report_setting.events([]) == ["None: no fault, no retry, no fallback."]
     many = report_setting.events([{"kind": "data", "message": f"row {i}"} for i in range(20)])
     assert len(many) == report_setting.MOST_EVENTS + 1
@@ -293,7 +303,7 @@ def test_there_is_no_half_a_step():
 def test_events_of_a_run_are_read_from_its_file(tmp_path):
     run = run_folders.make_run(tmp_path / "run", n=20)
     assert [e["kind"] for e in read_lines(run.events_file)] == ["oom", "fallback", "saved"]
-    assert "`fp8-hf` → `bf16-hf` at step 17" in section(text_of(run), "Events")
+    assert "`fp8-hf` → `bf16-hf` after step 17" in section(text_of(run), "Events")
 
 
 def test_report_and_scores_need_no_torch():
