@@ -171,8 +171,10 @@ def _gguf(
     )
     if quantize == "q4_k_m":
         final = folder / f"{_file_stem(loaded.name)}-{quantize}.gguf"
-        _quantized(written, final)
-        written.unlink()
+        try:
+            _quantized(written, final)
+        finally:
+            written.unlink()
         written = final
     config = loaded.config
 
@@ -265,10 +267,14 @@ def _quantize_tool() -> str:
 def _quantized(source: Path, target: Path) -> None:
     command = [_quantize_tool(), str(source), str(target), "Q4_K_M"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=QUANTIZE_LIMIT_S)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=False, timeout=QUANTIZE_LIMIT_S
+        )
     except subprocess.TimeoutExpired:
+        target.unlink(missing_ok=True)
         because = f"it did not end within {QUANTIZE_LIMIT_S / 60:.0f} minutes"
         raise ExportError("llama-quantize failed", because=because, help="take --quantize q8_0") from None
     if done.returncode or not target.is_file():
+        target.unlink(missing_ok=True)  # a part of a file would be taken for one
         last = next((line for line in reversed((done.stderr + done.stdout).splitlines()) if line.strip()), "no output")
         raise ExportError("llama-quantize failed", because=last.strip()[:300], help="take --quantize q8_0")

@@ -74,15 +74,37 @@ def write(
 
     family = family_of(config)
     writer = gguf.GGUFWriter(file, family.arch)
-    _metadata(writer, config, name, kind)
-    _tokens(writer, vocabulary, chat_template, turn_end)
-    names = gguf.get_tensor_name_map(_arch(family), config.num_hidden_layers)
     factors = frequency_factors(config)
+    try:
+        _metadata(writer, config, name, kind)
+        _tokens(writer, vocabulary, chat_template, turn_end)
+        _declare(writer, config, family, tensors(), factors, kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        if factors is not None:
+            writer.write_tensor_data(factors)
+        for hf_name, tensor in tensors():
+            writer.write_tensor_data(_stored(hf_name, tensor, config, family, kind))
+    except BaseException:
+        writer.close()
+        file.unlink(missing_ok=True)  # a part of a file would be taken for one
+        raise
+    writer.close()
+
+
+def _declare(
+    writer: Any, config: Any, family: Family, tensors: Iterable[tuple[str, Any]], factors: np.ndarray | None, kind: str
+) -> None:
+    """Name, shape and type of every tensor, in the order in which they are written; ExportError for one without a name."""
+    import gguf
+
+    names = gguf.get_tensor_name_map(_arch(family), config.num_hidden_layers)
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
-    for hf_name, tensor in tensors():
-        target = _type(tuple(tensor.shape), kind)
+    for hf_name, tensor in tensors:
         shape = tuple(tensor.shape)
+        target = _type(shape, kind)
         if target == gguf.GGMLQuantizationType.Q8_0:
             stored = gguf.quant_shape_to_byte_shape(shape, target)
             size = math.prod(stored)
@@ -90,25 +112,23 @@ def write(
         else:
             dtype = np.dtype(np.float16 if target == gguf.GGMLQuantizationType.F16 else np.float32)
             writer.add_tensor_info(_named(names, hf_name), shape, dtype, math.prod(shape) * dtype.itemsize)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    if factors is not None:
-        writer.write_tensor_data(factors)
-    for hf_name, tensor in tensors():
-        data = tensor.cpu().contiguous().numpy()
-        if family.permuted and hf_name.endswith(("q_proj.weight", "q_proj.bias")):
-            data = permuted(data, config.num_attention_heads)
-        elif family.permuted and hf_name.endswith(("k_proj.weight", "k_proj.bias")):
-            data = permuted(data, config.num_key_value_heads)
-        target = _type(tuple(data.shape), kind)
-        if target == gguf.GGMLQuantizationType.F16 and float(np.abs(data).max(initial=0.0)) > FLOAT16_MAX:
-            writer.close()
-            raise ExportError(
-                f"`{hf_name}` holds numbers beyond float16's range", help="take --quantize q8_0, or --to merged"
-            )
-        writer.write_tensor_data(gguf.quantize(data, target))
-    writer.close()
+
+
+def _stored(hf_name: str, tensor: Any, config: Any, family: Family, kind: str) -> np.ndarray:
+    """A tensor as the file holds it: permuted where the family asks for it, in its type. ExportError beyond float16's range."""
+    import gguf
+
+    data = tensor.cpu().contiguous().numpy()
+    if family.permuted and hf_name.endswith(("q_proj.weight", "q_proj.bias")):
+        data = permuted(data, config.num_attention_heads)
+    elif family.permuted and hf_name.endswith(("k_proj.weight", "k_proj.bias")):
+        data = permuted(data, config.num_key_value_heads)
+    target = _type(tuple(data.shape), kind)
+    if target == gguf.GGMLQuantizationType.F16 and float(np.abs(data).max(initial=0.0)) > FLOAT16_MAX:
+        raise ExportError(
+            f"`{hf_name}` holds numbers beyond float16's range", help="take --quantize q8_0, or --to merged"
+        )
+    return gguf.quantize(data, target)
 
 
 def permuted(data: np.ndarray, heads: int) -> np.ndarray:
