@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -46,13 +47,18 @@ def _module(name: str, where: str) -> ModuleType:
 
 
 def _file(name: str, file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    name_here = (
+        f"reward_file_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"  # no other module is called so
+    )
+    spec = importlib.util.spec_from_file_location(name_here, file)
     if not file.is_file() or spec is None or spec.loader is None:
         raise RecipeError(f"reward `{name}` is not there", because=f"there is no file `{file}`")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name_here] = module  # dataclasses and pickle look there for what a class belongs to
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # the user's file may raise anything while it is imported
+        del sys.modules[name_here]
         raise _unimportable(name, error) from error
     return module
 

@@ -138,6 +138,16 @@ def test_a_reward_of_ones_own(own: Path, name: str) -> None:
     assert reward(prompts=["q"], completions=["abc"], gold=["1"]) == [-3]
 
 
+def test_a_file_with_rewards_may_hold_a_dataclass(own: Path) -> None:
+    (own / "scale.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Scale:\n    by: float = 2.0\n"
+        "def score(completions, **_):\n    return [Scale().by * len(c) for c in completions]\n"
+    )
+    (reward,) = resolve(["scale.py:score"], "free")
+    assert reward(prompts=["q"], completions=["abc"], gold=["1"]) == [6.0]
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [
