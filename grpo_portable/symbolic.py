@@ -21,6 +21,7 @@ from grpo_portable.phrases import read_phrase
 
 MAX_CHARACTERS = 2_000  # longer answers are not looked at
 KILL_LIMIT_S = 10.0
+MAX_STARTS = 2  # in a row that fail: a child that cannot import math-verify would not at the next question either
 ROUNDING = 12  # digits that numeric forms must agree in; the default of 6 would pay 0.333333 for 1/3
 
 
@@ -30,6 +31,7 @@ class SymbolicChecker:
     def __init__(self, time_limit_s: float = 5.0, start_limit_s: float = 60.0) -> None:
         self.time_limit_s, self.start_limit_s = time_limit_s, start_limit_s
         self._child: subprocess.Popen[str] | None = None
+        self._failed_starts = 0
         self._answers: queue.Queue[str] = queue.Queue()
         self._lock = threading.Lock()
 
@@ -76,7 +78,7 @@ class SymbolicChecker:
     def _ask(self, question: dict[str, str]) -> bool | None:
         if self._child is None or self._child.poll() is not None:
             self.close()
-            if not self._start():
+            if self._failed_starts >= MAX_STARTS or not self._start():
                 return None
         if not self._say(json.dumps(question)) or self._reply(self.time_limit_s) != "gold":
             return None
@@ -105,7 +107,9 @@ class SymbolicChecker:
         )
         self._child, self._answers = child, queue.Queue()
         threading.Thread(target=_pump, args=(child.stdout, self._answers), daemon=True).start()
-        return self._reply(self.start_limit_s) == "ready"
+        ready = self._reply(self.start_limit_s) == "ready"
+        self._failed_starts = 0 if ready else self._failed_starts + 1
+        return ready
 
     def _reply(self, limit_s: float) -> str:
         """The child's next line, "" when it ended or the time is over; then it is killed."""

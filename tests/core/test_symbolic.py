@@ -2,6 +2,7 @@
 
 import importlib.util
 import time
+from pathlib import Path
 
 import pytest
 
@@ -77,7 +78,13 @@ def test_without_math_verify_the_recipe_is_refused_with_the_command_that_helps()
     assert "grpo-portable[math]" in error.value.help
 
 
-def test_the_child_that_cannot_start_scores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grpo_portable.symbolic.sys.executable", "/bin/false")
+def test_the_child_that_cannot_start_scores_nothing_and_is_not_tried_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, cannot = tmp_path / "started", tmp_path / "cannot"
+    cannot.write_text(f"#!/bin/sh\necho x >> {started}\nexit 1\n")
+    cannot.chmod(0o755)
+    monkeypatch.setattr("grpo_portable.symbolic.sys.executable", str(cannot))
     with SymbolicChecker(start_limit_s=5) as checker:
-        assert checker.equal("x", "\\pi") is None
+        assert [checker.equal("x", "\\pi") for _ in range(5)] == [None] * 5
+    assert started.read_text().split() == ["x", "x"]
