@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ _RIGHT_PADDED = (
 )
 
 
-@cache
+@lru_cache(maxsize=4)  # passes that are at work; a long run over many questions would keep all of them
 def _order(count: int, seed: int, epoch: int) -> tuple[int, ...]:
     order = list(range(count))
     random.Random(f"order {seed} {epoch}").shuffle(order)

@@ -144,7 +144,7 @@ def builder(
     elif recipe.chat_template == "auto":
         template = tokenizer.chat_template
         if isinstance(template, Mapping):  # some tokenizers name several
-            template = template.get("default") or next(iter(template.values()))
+            template = template.get("default") or next(iter(template.values()), None)
     elif is_template(recipe.chat_template):
         template = recipe.chat_template
     else:
