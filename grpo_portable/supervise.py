@@ -379,6 +379,9 @@ def _tell(run: RunFolder, kind: str, message: str, **more: str) -> None:
 
 
 def _resume(run: RunFolder) -> str:
+    with contextlib.suppress(GrpoPortableError):
+        if run.read_json("task.json").get("only") == "evaluate":
+            return f"grpo-portable eval --resume --out {run.path}"
     return f"grpo-portable train --resume --out {run.path}"
 
 

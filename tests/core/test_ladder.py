@@ -46,6 +46,7 @@ LAUNCHER = "subprocess.CalledProcessError: Command '['python', '-m', 'worker']' 
         (1, {}, "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", "oom"),
         (1, {}, "worker: nonfinite: 3 updates in a row were not finite\n" + LAUNCHER.format("12"), "nonfinite"),
         (1, {}, "worker: disk: [Errno 13] Permission denied: 'run.json'\n" + LAUNCHER.format("14"), "disk"),
+        (-9, {}, "worker: disk: as a reward may print", "killed"),
     ],
 )
 def test_endings(code, failure, log, kind):

@@ -388,3 +388,10 @@ def test_a_run_folder_that_goes_away_is_told_and_nothing_promised(start, monkeyp
     with pytest.raises(RunFolderError, match="is gone, because it was removed or renamed") as caught:
         start("kill:", "done")
     assert "nothing is lost" not in "\n".join(caught.value.lines())
+
+
+def test_the_way_on_is_that_of_the_run(start):
+    start.run.write_json("task.json", {"only": "evaluate"})
+    with pytest.raises(supervise.RunFailed) as caught:
+        start("kill:", fallback=False)
+    assert f"grpo-portable eval --resume --out {start.run.path}" in str(caught.value.help)
