@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from doctor.facts import Facts
-from doctor.install_sets import BY_KEY, PYTHON, RESOLVED_ON, SETS, PackageSet, best_card, refusals
+from doctor.install_lines import torch_set
+from doctor.install_sets import PYTHON, RESOLVED_ON, SETS, PackageSet, best_card, refusals
 from doctor.readings import cards, driver_cuda, driver_shown, jetson
 from doctor.versions import pair
 
@@ -106,8 +107,7 @@ def install_plan(facts: Facts, *, source: str | None = None) -> InstallPlan:
 def torch_requirement(facts: Facts) -> list[str]:
     """pip's arguments for torch alone: the portable set's build where this machine has a card, else the CPU build."""
     platform = (facts.host.platform or "linux").lower()
-    order = ("portable", "cu128", "cu126", "jetson", "rocm", "cpu")
-    chosen = next((BY_KEY[key] for key in order if not list(refusals(BY_KEY[key], facts))), BY_KEY["cpu"])
+    chosen = torch_set(facts)
     index = chosen.index(platform, facts.host.arch)
     # Beside PyPI, not instead of it: a machine that cannot reach PyTorch's index still gets a torch.
     return [f"torch=={chosen.torch}", *(["--extra-index-url", index] if index else [])]
