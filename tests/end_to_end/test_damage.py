@@ -14,7 +14,6 @@ from typing import Any
 
 import faulty
 import pytest
-import tiny
 from fault_table import in_step
 from faulty import kill, lost, new_run, outcome, recipe, supervised
 
@@ -26,31 +25,23 @@ KILLS = int(os.environ.get("KILLS", "4"))  # `KILLS=60 pytest tests/end_to_end/t
 SEED = int(os.environ.get("KILLS_SEED", "0"))
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("files")
-    tiny.save(folder / "model")
-    tiny.questions_folder(folder / "sums")
-    return folder
-
-
-def made_recipe(files: Path) -> Any:
+def made_recipe(inputs: Path) -> Any:
     taught = {"bootstrap_epochs": 2.0, "bootstrap_batch": 4, "max_completion_tokens": 24}
-    return recipe(files, steps=6, eval_samples=2, **taught)
+    return recipe(inputs, steps=6, eval_samples=2, **taught)
 
 
 @pytest.fixture(scope="module")
-def whole(files: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, float]:
+def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, float]:
     """A run that nothing happened to, and the seconds it took."""
-    made, began = new_run(tmp_path_factory.mktemp("whole") / "run", made_recipe(files)), time.monotonic()
+    made, began = new_run(tmp_path_factory.mktemp("whole") / "run", made_recipe(inputs)), time.monotonic()
     assert supervised(made).told is None, (made.path / "worker.log").read_text()
     return made, time.monotonic() - began
 
 
 @pytest.fixture(scope="module")
-def halfway(files: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def halfway(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run that was killed in its sixth step, and left."""
-    made = new_run(tmp_path_factory.mktemp("halfway") / "run", made_recipe(files))
+    made = new_run(tmp_path_factory.mktemp("halfway") / "run", made_recipe(inputs))
     seen = supervised(made, lambda folder: in_step(6, trainer.GrpoTrainer, "_note_rollout", kill()), fallback=False)
     assert seen.told is not None and not made.adapter.exists()
     return made
@@ -108,12 +99,12 @@ def some_time(made: RunFolder, put_in: faulty.PutIn, seconds: float, everything:
 
 
 def test_killed_at_random_moments_the_run_is_the_same(
-    files: Path, whole: tuple[RunFolder, float], tmp_path: Path
+    inputs: Path, whole: tuple[RunFolder, float], tmp_path: Path
 ) -> None:
     undisturbed, seconds = whole
     draw, kills, runs = random.Random(SEED), 0, 0
     while kills < KILLS:
-        made = new_run(tmp_path / f"run-{runs}", made_recipe(files))
+        made = new_run(tmp_path / f"run-{runs}", made_recipe(inputs))
         put_in, runs = (saves_often if draw.random() < 0.5 else lambda folder: None), runs + 1
         for _ in range(3):
             doing = some_time(made, put_in, draw.uniform(0.05, seconds), draw.random() < 0.5)
@@ -185,10 +176,10 @@ def test_lines_that_metrics_have_lost_are_told(
 
 
 def test_an_interrupt_that_another_handler_took_does_not_pass_for_the_end(
-    files: Path, whole: tuple[RunFolder, float], tmp_path: Path
+    inputs: Path, whole: tuple[RunFolder, float], tmp_path: Path
 ) -> None:
     """A library may put a handler of its own in place of ours: then nobody knows of a wish to stop."""
-    made = new_run(tmp_path / "run", made_recipe(files))
+    made = new_run(tmp_path / "run", made_recipe(inputs))
     seen = supervised(
         made, lambda folder: in_step(4, trainer.GrpoTrainer, "_note_rollout", faulty.throw(KeyboardInterrupt()))
     )
