@@ -18,6 +18,7 @@ import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from grpo_portable.markup import boxes
@@ -136,6 +137,11 @@ def read_gold(raw: Any, style: str) -> Reading:
             raw = ""
     if not isinstance(raw, str) or not raw.strip():
         return Reading(None, "no gold answer")
+    return _read_gold_text(raw, style)
+
+
+@lru_cache(maxsize=1024)  # a gold answer is asked for by every completion of its group, and by every reward
+def _read_gold_text(raw: str, style: str) -> Reading:
     if "####" in raw:
         return _READERS["gsm8k_marker"](raw)
     if OPEN_SOLUTION in raw:
