@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from grpo_portable.cuts import as_named
 from grpo_portable.errors import ModelError, RecipeError
 from grpo_portable.recipe import Recipe
 
-ADAPTER_NAME = "default"
+ADAPTER_NAME, ADAPTER_FILE = "default", "adapter_model.safetensors"
 EMBEDDED = "embedded"
 
 
@@ -151,15 +152,34 @@ def load_adapter(model: Any, folder: Path, *, trainable: bool = False) -> Any:
     """The model with the adapter saved in `folder`; ModelError when it is not an adapter of this model."""
     from peft import PeftModel
 
-    if not (folder / "adapter_model.safetensors").is_file():
-        raise ModelError(f"`{folder}` holds no adapter", because="there is no adapter_model.safetensors in it")
+    if not (folder / ADAPTER_FILE).is_file():
+        raise ModelError(f"`{folder}` holds no adapter", because=f"there is no {ADAPTER_FILE} in it")
     try:
-        wrapped = PeftModel.from_pretrained(model, str(folder), adapter_name=ADAPTER_NAME, is_trainable=trainable)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error here, below
+            wrapped = PeftModel.from_pretrained(model, str(folder), adapter_name=ADAPTER_NAME, is_trainable=trainable)
     except (OSError, RuntimeError, ValueError, TypeError, SafetensorError) as error:
         because = next(iter(str(error).splitlines()), type(error).__name__)
         raise ModelError(f"adapter `{folder}` does not fit the model", because=because) from error
+    _put_adapter(wrapped, folder)  # once more: what PEFT could not place it only warns of, or says nothing
     keep_float32(wrapped)
     return wrapped
+
+
+def _put_adapter(model: Any, folder: Path) -> None:
+    """Put the adapter saved in `folder` into a model that has one; ModelError unless every tensor of both finds its other."""
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    found: Any = set_peft_model_state_dict(model, load_file(folder / ADAPTER_FILE), adapter_name=ADAPTER_NAME)
+    empty = [key for key in found.missing_keys if f".{ADAPTER_NAME}." in key]
+    for left, what in (
+        (found.unexpected_keys, "of its tensors have no place in the model"),
+        (empty, "of the tensors that the model wants are not in it"),
+    ):
+        if left:
+            because = f"{len(left)} {what}, the first is {left[0]}"
+            raise ModelError(f"adapter `{folder}` does not fit the model", because=because)
 
 
 def trainable(model: Any) -> dict[str, torch.nn.Parameter]:
@@ -254,9 +274,7 @@ def restore(model: Any, folder: Path) -> None:
     from safetensors.torch import load_file
 
     if hasattr(model, "peft_config"):
-        from peft import set_peft_model_state_dict
-
-        set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"), adapter_name=ADAPTER_NAME)
+        _put_adapter(model, folder)
         return
     saved: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):

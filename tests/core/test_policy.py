@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file, save_file
 
 from grpo_portable import policy
 from grpo_portable.errors import ModelError, RecipeError
@@ -264,10 +265,34 @@ def test_targets_that_do_not_fit_are_told(folder: Path, targets: str, words: str
     assert words in " ".join(error.value.lines())
 
 
+def deep(layers: int) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=32, num_hidden_layers=layers, **sizes))
+
+
+def policy_of(model: Any, folder: Path) -> Path:
+    policy.save(policy.add_adapter(model, RECIPE), folder, "base")
+    return folder
+
+
 def test_an_adapter_of_another_model_is_told(folder: Path, tmp_path: Path) -> None:
     other = policy.add_adapter(tiny.model(), RECIPE)
     policy.save(other, tmp_path / "other", "other")
     with pytest.raises(ModelError, match="does not fit"):
         policy.load_adapter(policy.load(str(folder), dtype="float32").model, tmp_path / "other")
+    with pytest.raises(ModelError, match="no place in the model, the first is"):  # the same sizes, but fewer layers
+        policy.load_adapter(deep(1), policy_of(deep(2), tmp_path / "deeper"))
+    renamed = policy_of(deep(2), tmp_path / "renamed")
+    file = renamed / policy.ADAPTER_FILE
+    save_file({key.replace(".layers.", ".blocks."): t for key, t in load_file(file).items()}, file)
+    with pytest.raises(ModelError, match="no place in the model"):  # it would answer as its base
+        policy.load_adapter(deep(2), renamed)
+    short = policy_of(deep(2), tmp_path / "short")
+    kept = {key: t for key, t in load_file(short / policy.ADAPTER_FILE).items() if "down_proj" not in key}
+    save_file(kept, short / policy.ADAPTER_FILE)
+    with pytest.raises(ModelError, match="are not in it"):
+        policy.load_adapter(deep(2), short)
     with pytest.raises(ModelError, match="holds no adapter"):
         policy.load_adapter(policy.load(str(folder), dtype="float32").model, tmp_path)
