@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shlex
 import sys
 import time
@@ -57,13 +58,13 @@ def train(
     prepared = prepare(name, auto=auto, overrides=overrides, facts_file=facts_file, gpus=gpus)
     settled, diagnosis = prepared.settled, prepared.diagnosis
     text = announce.plan_text(settled, diagnosis, planning.minutes(settled, diagnosis))
-    print(text, flush=True)
+    print(text, flush=True) if dry_run else _say(text)
     if dry_run:
         return
     _need_training_stack(settled.recipe.model)
     within_reach(settled.recipe)
     folder = new_folder(prepared, out)
-    print(f"\nrun folder: {folder.path}\n", flush=True)
+    _say(f"\nrun folder: {folder.path}\n")
     finish(folder, fallback=fallback)
 
 
@@ -76,7 +77,7 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: 
     folder = run_folder.open_run(out or _newest(trains=True))
     _need_training_stack(folder.recipe().model)
     within_reach(folder.recipe())
-    print(f"run folder: {folder.path}\n", flush=True)
+    _say(f"run folder: {folder.path}\n")
     with supervise.folder_errors(folder):
         if gpus is not None:
             take(folder, gpus)
@@ -87,7 +88,7 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: 
         else:
             folder.event("resume", "the run goes on")
     if lower:
-        print(f"still {lower} (--retry-fast undoes it)" if not retry_fast else f"as it began: {lower} is undone")
+        _say(f"still {lower} (--retry-fast undoes it)" if not retry_fast else f"as it began: {lower} is undone")
     finish(folder, fallback=fallback)
 
 
@@ -118,16 +119,16 @@ def take(folder: run_folder.RunFolder, gpus: tuple[int, ...]) -> None:
 def evaluate(task: EvalTask, *, out: Path | None) -> None:
     """Evaluate a model, with or without an adapter, in a run folder of its own."""
     if task.told:
-        print(task.told, flush=True)
+        _say(task.told)
     prepared = prepare(task.recipe, auto=True, overrides=task.overrides)
     _need_training_stack(prepared.settled.recipe.model)
     within_reach(prepared.settled.recipe, trains=False)
     folder = new_folder(replace(prepared, name="eval"), out)
     folder.write_json("task.json", task.to_json())
-    print(f"run folder: {folder.path}\n", flush=True)
+    _say(f"run folder: {folder.path}\n")
     finish(folder, fallback=True)
     if task.adapter and not task.base_too:
-        print(f"the delta against the base: grpo-portable eval --resume --out {folder.path} --base-too")
+        _say(f"the delta against the base: grpo-portable eval --resume --out {folder.path} --base-too")
 
 
 def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
@@ -138,7 +139,7 @@ def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
             raise UsageError(f"`{folder.path}` evaluates no adapter", help="start one with --adapter and --base-too")
         folder.update_json("task.json", base_too=True)
     within_reach(folder.recipe(), trains=False)
-    print(f"run folder: {folder.path}\n", flush=True)
+    _say(f"run folder: {folder.path}\n")
     finish(folder, fallback=True)
 
 
@@ -236,7 +237,7 @@ def within_reach(recipe: Recipe, *, trains: bool = True) -> None:
     wanted += [recipe.data] if trains or recipe.few_shot else []
     offline = reach.require(recipe.model, tuple(dict.fromkeys(s for s in wanted if s not in ("", "auto"))))
     if offline:
-        print(f"the hub is out of reach ({offline}): model and data are this machine's own copies", flush=True)
+        _say(f"the hub is out of reach ({offline}): model and data are this machine's own copies")
 
 
 def _probe() -> Facts:
@@ -266,8 +267,16 @@ def finish(folder: run_folder.RunFolder, *, fallback: bool) -> None:
         raise Interrupted(
             "the run is done, its report is not written", help=f"write it with: grpo-portable report {folder.path}"
         ) from None
-    print(report.verdict(folder))
-    print(f"report: {file}")
+    _say(report.verdict(folder))
+    _say(f"report: {file}")
+
+
+def _say(text: str) -> None:
+    """Print; a pipe that was closed or a full disk ends the printing, not the run."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # also for what is still in its buffer
 
 
 def _auto_recipe(facts: Facts, overrides: Sequence[str]) -> tuple[Recipe, list[str]]:

@@ -1,6 +1,7 @@
 """Where a resumed run goes on: on the path it ended on, or, when asked, on the one it began with."""
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -82,3 +83,21 @@ def test_retry_fast_needs_a_run_to_go_on_with():
 
     done = CliRunner().invoke(cli.app, ["train", "arithmetic-embedded", "--retry-fast"])
     assert isinstance(done.exception, UsageError) and "--resume" in str(done.exception.help)
+
+
+def test_where_nothing_can_be_printed_the_run_goes_on_all_the_same(run):
+    """A pipe that was closed, a log on a full disk: a run of hours must not end with it, nor seem to have failed."""
+    script = f"""
+import subprocess
+import sys
+from pathlib import Path
+from grpo_portable import launch, supervise
+supervise.worker_command = lambda run, *_: [sys.executable, "-c", {WORKER!r}, str(run.path), "none"]
+launch.resume(Path({str(run.path)!r}), fallback=True)
+"""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    assert done.returncode == 0, done.stderr
+    assert began(run) == ["bf16-hf 4"] and (run.path / "report.md").exists()

@@ -66,8 +66,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
+    """Whether a process still holds its files: forked workers share the supervisor's lock."""
     with contextlib.suppress(OSError):
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "XZ"
     return False
 
 
