@@ -111,7 +111,7 @@ CARDS = {
         "refuses.",
         "bf16 if and only if compute capability >= 8.0. vLLM offers bf16 only there (vllm/platforms/cuda.py).",
         ("Nothing: the fp16 paths and 4-bit LoRA with float16 compute are chosen by themselves.",),
-        "bf16=True. Gemma 3 and gpt-oss overflow in float16: take another model on such a card.",
+        "bf16=True. Gemma 2 to 4 and gpt-oss overflow in float16: take another model on such a card.",
     ),
     "FP8-HARDWARE": Page(
         "no FP8 units",

@@ -124,7 +124,7 @@ STACK = {
     "MODEL-FLOAT16": Page(
         "a model that overflows in float16",
         NOTHING,
-        "Gemma 3 and gpt-oss exceed 65504 in places.",
+        "Gemma 2 to 4 and gpt-oss exceed 65504 in places.",
         "unsloth PR 5880.",
         ("Take another model on cards without bfloat16.",),
     ),

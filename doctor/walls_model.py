@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from doctor.diagnosis import VLLM_PATHS, Help, Wall
 from doctor.shapes import Shape
 
-_UNSAFE = re.compile(r"gemma-?3|gemma-?4|gpt-?oss", re.IGNORECASE)
+# Their activations exceed 65,504, float16's largest number: huggingface/transformers#36822 and the notes of its pull #37226
+# (Gemma 2 and 3), unsloth PR 5880 (Gemma 3 and 4, gpt-oss)
+_OVERFLOWS = re.compile(r"gemma-?(?:2|3n?|4)(?![\d.bm])|gpt-?oss", re.IGNORECASE)
+
+
+def overflows_in_float16(model: str) -> bool:
+    """Whether a model is known, by its name, not to be computable in float16."""
+    return _OVERFLOWS.search(model.rstrip("/").rsplit("/", 1)[-1]) is not None
 
 
 def model_walls(model: str | None, shape: Shape | None, path: str | None) -> Iterator[Wall]:
@@ -28,7 +35,7 @@ def model_walls(model: str | None, shape: Shape | None, path: str | None) -> Ite
             (Help("Name the 16-bit checkpoint of the same model; the engine makes its own copy", None, "certain"),),
             "More steps or a larger learning rate",
         )
-    if path.startswith("fp16") and _UNSAFE.search(model):
+    if path.startswith("fp16") and overflows_in_float16(model):
         yield Wall(
             "MODEL-FLOAT16",
             (),

@@ -13,14 +13,13 @@ from urllib.parse import urlsplit
 
 from doctor.diagnosis import VLLM_PATHS
 from doctor.memory import SPREAD_PATHS
+from doctor.walls_model import overflows_in_float16
 from grpo_portable.errors import RecipeError
 
 if TYPE_CHECKING:
     from grpo_portable.recipe import Recipe
 
 FLOAT16_PATHS = ("fp16-vllm", "fp16-hf")
-# Their activations exceed 65,504, float16's largest number: huggingface/transformers#36822 and the notes of its pull #37226
-_OVERFLOWS = re.compile(r"gemma-?(?:2|3n?)(?![\d.bm])", re.IGNORECASE)
 _TAG_REWARD = re.compile(r"tags_[bc]_")
 
 
@@ -32,8 +31,8 @@ def check(recipe: Recipe, origin: str) -> None:
 
 def float16_refusal(model: str) -> str | None:
     """Why a model must not be computed in float16, None when nothing is known against it."""
-    name = model.rstrip("/").rsplit("/", 1)[-1]
-    if _OVERFLOWS.search(name):
+    if overflows_in_float16(model):
+        name = model.rstrip("/").rsplit("/", 1)[-1]
         return f"{name} overflows in float16: its activations exceed 65,504, the largest number of the format"
     return None
 
