@@ -9,7 +9,7 @@ from typing import Any
 from grpo_portable import report_results, verdict
 from grpo_portable.export.merge import Faithful
 from grpo_portable.export.recheck import Check
-from grpo_portable.markdown import code, table
+from grpo_portable.markdown import block, code, table
 from grpo_portable.recipe import Recipe
 
 MARK = "QUESTION-STANDS-HERE"
@@ -55,7 +55,9 @@ def card(subject: Subject) -> str:
 
 def modelfile(subject: Subject) -> str:
     """Ollama's Modelfile: the file, and the run's prompt as the template (its syntax: {{ .Prompt }})."""
-    before, _, after = subject.prompt.partition(MARK)
+    before, _, after = subject.prompt.replace("{{", '{{ "{{" }}').partition(
+        MARK
+    )  # braces of the prompt itself stay text
     stops = "".join(f'PARAMETER stop "{_escaped(stop)}"\n' for stop in subject.stops if stop.strip())
     return (
         f"FROM ./{subject.file}\n"
@@ -167,10 +169,11 @@ def _gguf_loading(subject: Subject) -> list[str]:
 def _prompt(subject: Subject) -> list[str]:
     shown = subject.prompt.replace(MARK, "{question}")
     ends = ", ".join(code(stop) for stop in subject.stops)
+    fence = block(shown)[0]
     return [
-        "```text",
+        f"{fence}text",
         shown,
-        "```",
+        fence,
         "",
         f"Answers end at {ends}; at most {subject.recipe.max_completion_tokens} tokens, greedy.",
     ]

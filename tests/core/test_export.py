@@ -458,6 +458,13 @@ def test_the_modelfile_holds_the_runs_own_prompt() -> None:
     assert 'PARAMETER stop "<end>"' in text
     assert text.count("PARAMETER stop") == 1
     assert "num_predict 12" in text
+    braces = card.modelfile(subject(kind="gguf", file="m.gguf", prompt=f"\\frac{{{{1}}}} {card.MARK} go"))
+    assert 'TEMPLATE """\\frac{{ "{{" }}1}} {{ .Prompt }} go"""' in braces
+
+
+def test_a_prompt_with_a_fence_of_its_own_stays_in_its_block() -> None:
+    text = card.card(subject(prompt=f"```python\n{card.MARK}\n```\n"))
+    assert "````text\n```python\n{question}\n```\n\n````\n" in text
 
 
 def test_two_kinds_of_nonsense_are_not_the_same_answer() -> None:
