@@ -16,7 +16,7 @@ from typing import Any
 from grpo_portable import windows
 from grpo_portable.verdict import points, span
 
-BLUE, ORANGE, GREY, INK, PALE = "#0072B2", "#D55E00", "#7A7A7A", "#222222", "#D9D9D9"
+BLUE, ORANGE, GREY, INK = "#0072B2", "#D55E00", "#7A7A7A", "#222222"
 STAGE_MARKS = {"base": ("o", GREY), "bootstrap": ("D", ORANGE), "tuned": ("o", BLUE)}
 STAGE_LABELS = {"base": "base", "bootstrap": "after bootstrap", "tuned": "tuned"}
 RUN_COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
