@@ -116,21 +116,14 @@ def test_dry_run_says_the_plan_and_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("records", "words"),
-    [
-        ([{"text": "x"}], ["column"]),
-        ([{"question": "q", "answer": "no number"}] * 3, ["gold"]),
-        ([], ["row"]),
-    ],
-)
-def test_data_that_cannot_be_used_is_told_by_the_worker_in_two_lines(tmp_path, records, words):
-    rows(tmp_path / "q.jsonl", records)
+def test_data_that_cannot_be_used_is_told_by_the_worker_in_two_lines(tmp_path):
+    """Of all that test_data knows, one."""
+    rows(tmp_path / "q.jsonl", [{"question": "q", "answer": "no number"}] * 3)
     settings = ["--set", "eval_data=q.jsonl", "--out", "out"]
     done = run("train", "arithmetic-embedded", "--auto", "--path", "cpu", "--data", "q.jsonl", *settings, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     errors = done.stderr[done.stderr.index("error:") :]
-    assert len(errors.splitlines()) <= 2 and all(word in errors for word in words), errors
+    assert len(errors.splitlines()) <= 2 and "gold" in errors, errors
 
 
 @pytest.mark.parametrize(
