@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import card_norm
 import pytest
 import tiny
 import torch
@@ -180,6 +181,15 @@ def test_a_norm_whose_gradient_alone_is_wrong_is_not_used(monkeypatch: pytest.Mo
     monkeypatch.setattr(type(norm), "forward", lambda self, x: right(self, 2 * x - x.detach()))
     with few_kernels.few_kernels(model) as replaced:
         assert replaced["norms"] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_norm_that_only_rounds_otherwise_is_used(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all its weights are 1, as random ones are made: a gradient along x itself is nothing but rounding there."""
+    model = adapted(dtype)
+    monkeypatch.setattr(few_kernels, "fused_norm", card_norm.card_norm)
+    with few_kernels.few_kernels(model) as replaced:
+        assert replaced["norms"] == 2 * model.config.num_hidden_layers + 1
 
 
 def wrong_value(ctx: Any, x: Any, weight: Any, bias: Any, a: Any, b: Any, low_a: Any, low_b: Any, scale: float) -> Any:
