@@ -52,7 +52,10 @@ class Recipe:
     enable_thinking: bool | None = _f(None, "passed to chat templates that know it (Qwen3); null leaves it out")
 
     # data
-    data: str = _f("auto", "training questions: hub id, JSONL/parquet/CSV file, or `arithmetic` (built in)")
+    data: str = _f(
+        "auto",
+        "training questions: hub id, JSONL, JSON, CSV, TSV or Parquet file, folder with one a split, or `arithmetic` (built in)",
+    )
     data_config: str = _f("", "configuration name of a hub data set (gsm8k: main)")
     data_split: str = _f("train", "split of the training data")
     eval_data: str = _f("auto", "held-out questions: as `data`; `auto` takes the same source's test split")
@@ -61,7 +64,9 @@ class Recipe:
     )
     eval_split: str = _f("test", "split of the held-out data")
     question_column: str = _f("auto", "column of the question; `auto` knows question, problem, prompt, input")
-    answer_column: str = _f("auto", "column of the gold answer; `auto` knows answer, solution, gold, target, label")
+    answer_column: str = _f(
+        "auto", "column of the gold answer; `auto` knows answer, expected_answer, solution, gold, target, label"
+    )
     answer_style: str = _f("gsm8k_marker", "how the final answer is written and read", STYLES)
     train_limit: int = _f(0, "at most this many training questions (0: all), chosen by seed", low=0)
     eval_limit: int = _f(0, "at most this many held-out questions (0: all), chosen by seed", low=0)
@@ -128,7 +133,9 @@ class Recipe:
     gradient_checkpointing: bool | str = _f("auto", "recompute activations in the backward pass", ("auto",))
 
     # rewards
-    rewards: tuple[str, ...] = _f(["correctness", "marker_format"], "reward functions by name, or `module:function`")
+    rewards: tuple[str, ...] = _f(
+        ["correctness", "marker_format"], "reward functions by name, `module:function` or `file.py:function`"
+    )
     reward_weights: tuple[float, ...] = _f([], "one weight a reward; empty: all 1")
 
     # rollouts
