@@ -188,7 +188,7 @@ def next_step(
         if smaller is not None:
             return Step(smaller, f"out of memory while {ending.phase}: {_change(rung, smaller)}, groups stay whole")
     if ending.kind in ("killed", "crash", "hang") and retries == 0 and not rung.path.endswith("-vllm"):
-        return Step(rung, f"{_ENDED[ending.kind]}; one more try on the same path")
+        return Step(rung, f"{_ENDED[ending.kind]} ({ending.phase or 'starting'}); one more try on the same path")
     if spread:
         return Step(None, "weights in parts need all their GPUs, and a server to sample from")
     if ending.kind in ("killed", "crash", "hang", "collective") and rung.processes > 1:

@@ -253,3 +253,10 @@ def test_as_many_processes_as_share_a_step_evenly():
 )
 def test_a_vllm_whose_own_code_is_broken_is_not_tried_in_another_format(error, path):
     assert next_step(TOP, Ending("engine", "rollout engine starting", error), OPEN, 0).rung.path == path
+
+
+@pytest.mark.parametrize("kind", ["oom", "engine", "nonfinite", "killed", "crash", "hang"])
+@pytest.mark.parametrize("path", ["bf16-vllm", "bf16-hf"])
+def test_every_way_on_names_the_phase_that_ended(kind, path):
+    step = next_step(Rung(path, 8, 64), Ending(kind, "rollout of step 4", "told so"), OPEN, 0)
+    assert step.rung is not None and "rollout of step 4" in step.reason
