@@ -54,7 +54,7 @@ class Recipe:
     # data
     data: str = _f(
         "auto",
-        "training questions: hub id, JSONL, JSON, CSV, TSV or Parquet file, folder with one a split, or `arithmetic` (built in)",
+        "training questions: hub id, JSONL, JSON, CSV, TSV, Parquet file, folder with one a split, or `arithmetic` (built in)",
     )
     data_config: str = _f("", "configuration name of a hub data set (gsm8k: main)")
     data_split: str = _f("train", "split of the training data")
