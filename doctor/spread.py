@@ -41,7 +41,9 @@ class Measured:
         return self.two_s / (self.one_s / 2) - 1
 
 
-MEASURED: tuple[Measured, ...] = ()  # whole steps; filled from reports/, nothing is assumed in its place
+MEASURED: tuple[Measured, ...] = (  # whole steps of reports/
+    Measured("H200", "qwen3-4b, bf16-hf, 32 x 16 completions of 256 tokens", 14.934, 7.782, "reports/two-h200/step.json"),
+)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Copies it beside this file, writes report.md, and prints the line for `MEASURED`
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import sys
@@ -19,6 +20,7 @@ from grpo_portable.bench_gpus import table
 HERE = Path(__file__).parent
 FILES = ("step.json", "rollout.json", "compare.txt", "topology.txt", "facts.json")
 RUNS = ("smollm2-one-card", "smollm2-two-cards")
+ANSWERS = ("base-one-card.jsonl.gz", "base-two-cards.jsonl.gz")  # of the base, greedy, as the runs wrote them
 WANTED = {"step": 1.8, "rollout": 1.9}  # times as fast as one card
 
 
@@ -38,15 +40,19 @@ def work(step: Mapping[str, Any]) -> str:
 
 
 def page(
-    step: Mapping[str, Any], rollout: Mapping[str, Any] | None, compared: str | None, runs: tuple[str, ...]
+    step: Mapping[str, Any],
+    rollout: Mapping[str, Any] | None,
+    compared: str | None,
+    runs: tuple[str, ...],
+    answers: tuple[bytes, bytes] | None = None,
 ) -> str:
-    """The page in Markdown. `compared`: what `grpo-portable compare` said of `runs`."""
+    """The page in Markdown. `compared`: what `grpo-portable compare` said of `runs`; `answers`: ANSWERS, unpacked."""
     lines = [
         "# Two cards of one host",
         "",
         f"**A whole step: {_times(step['times'], WANTED['step'])}. "
         f"Its rollouts: {_times(step['rollout_times'], WANTED['rollout'])}.** "
-        "The same global batch on one card and on both; nothing else at work.",
+        "The same global batch on one card and on both; no other work on either card.",
         "",
         "`bash tests/gpu/two_cards.sh speed` (`step.json`): random weights, one step to warm up, the median of the others.",
         "Seconds of a step are those of the run's own metrics, meeting points included; those of a rollout are the slower",
@@ -58,6 +64,14 @@ def page(
     ]
     if rollout is not None:
         lines += ["", "Rollouts alone (`two_cards.sh rollout`, `rollout.json`):", "", "```", table(rollout), "```"]
+    if answers is not None:
+        one, two = (file.splitlines() for file in answers)
+        same = sum(a == b for a, b in zip(one, two, strict=True))
+        lines += [
+            "",
+            f"**Answers of two cards and of one: {same:,} of {len(one):,} are the same, byte for byte.** SmolLM2-135M-Instruct before",
+            f"training, greedy, on GSM8K's test questions (`two_cards.sh smollm2`; `{ANSWERS[0]}`, `{ANSWERS[1]}`).",
+        ]
     if compared is not None:
         lines += [
             "",
@@ -81,6 +95,14 @@ def _times(seen: float | None, wanted: float) -> str:
     return f"{seen:.2f} times as fast ({wanted} were wanted{'' if seen >= wanted else ', and missed'})"
 
 
+def answers_kept() -> tuple[bytes, bytes] | None:
+    """The content of ANSWERS, where both are there."""
+    if not all((HERE / name).is_file() for name in ANSWERS):
+        return None
+    one, two = (gzip.decompress((HERE / name).read_bytes()) for name in ANSWERS)
+    return one, two
+
+
 def main(place: Path) -> int:
     """Copy what is in `place`, write report.md, print the line to paste; the exit code."""
     for name in FILES:
@@ -89,6 +111,9 @@ def main(place: Path) -> int:
     for name in RUNS:
         if (place / "reports" / name).is_dir():
             shutil.copytree(place / "reports" / name, HERE / name, dirs_exist_ok=True)
+    for name, run in zip(ANSWERS, RUNS, strict=True):
+        if (made := place / "runs" / run / "generations" / "base.jsonl").is_file():
+            (HERE / name).write_bytes(gzip.compress(made.read_bytes(), mtime=0))
     step = json.loads((HERE / "step.json").read_text(encoding="utf-8"))
     rollout, compared = HERE / "rollout.json", HERE / "compare.txt"
     text = page(
@@ -96,6 +121,7 @@ def main(place: Path) -> int:
         json.loads(rollout.read_text(encoding="utf-8")) if rollout.is_file() else None,
         compared.read_text(encoding="utf-8") if compared.is_file() else None,
         tuple(name for name in RUNS if (HERE / name).is_dir()),
+        answers_kept(),
     )
     (HERE / "report.md").write_text(text, encoding="utf-8")
     print(measured(step))

@@ -60,6 +60,11 @@ def test_a_report_becomes_a_page_and_a_line_to_paste(
     assert table(step(20.0, 10.8)) in text and "SmolLM2" not in text
 
 
+def test_answers_that_differ_are_counted(room: Any) -> None:
+    text = room.page(step(20.0, 10.8), None, None, (), (b"a\nb\nc\n", b"a\nx\nc\n"))
+    assert "2 of 3 are the same" in text
+
+
 @pytest.mark.parametrize("seen", MEASURED, ids=lambda seen: seen.source)
 def test_what_the_doctor_counts_with_is_what_was_measured(room: Any, seen: Measured) -> None:
     published = json.loads((ROOT / seen.source).read_text(encoding="utf-8"))
@@ -74,4 +79,4 @@ def test_the_published_page_is_that_of_the_published_figures(room: Any) -> None:
     rollout = json.loads(found["rollout.json"].read_text()) if found["rollout.json"].is_file() else None
     compared = found["compare.txt"].read_text() if found["compare.txt"].is_file() else None
     runs = tuple(name for name in room.RUNS if (room.HERE / name).is_dir())
-    assert room.page(json.loads(found["step.json"].read_text()), rollout, compared, runs) == before
+    assert room.page(json.loads(found["step.json"].read_text()), rollout, compared, runs, room.answers_kept()) == before
