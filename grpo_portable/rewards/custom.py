@@ -50,6 +50,8 @@ def _file(name: str, file: Path) -> ModuleType:
     name_here = (
         f"reward_file_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"  # no other module is called so
     )
+    if name_here in sys.modules:  # another reward of the same file: what it loaded, a model perhaps, is there once
+        return sys.modules[name_here]
     spec = importlib.util.spec_from_file_location(name_here, file)
     if not file.is_file() or spec is None or spec.loader is None:
         raise RecipeError(f"reward `{name}` is not there", because=f"there is no file `{file}`")

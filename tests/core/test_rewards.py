@@ -148,6 +148,17 @@ def test_a_file_with_rewards_may_hold_a_dataclass(own: Path) -> None:
     assert reward(prompts=["q"], completions=["abc"], gold=["1"]) == [6.0]
 
 
+def test_two_rewards_of_one_file_share_what_it_loads(own: Path) -> None:
+    (own / "two.py").write_text(
+        "loaded = []\nloaded.append(1)\n"
+        "def one(completions, **_):\n    loaded.append(2)\n    return [0.0 for _ in completions]\n"
+        "def two(completions, **_):\n    return [len(loaded) for _ in completions]\n"
+    )
+    one, two = resolve(["two.py:one", str(own / "two.py:two")], "free")
+    one(prompts=["q"], completions=["a"], gold=["1"])
+    assert two(prompts=["q"], completions=["a"], gold=["1"]) == [2]
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [
