@@ -69,8 +69,8 @@ def page(
         same = sum(a == b for a, b in zip(one, two, strict=True))
         lines += [
             "",
-            f"**Answers of two cards and of one: {same:,} of {len(one):,} are the same, byte for byte.** SmolLM2-135M-Instruct before",
-            f"training, greedy, on GSM8K's test questions (`two_cards.sh smollm2`; `{ANSWERS[0]}`, `{ANSWERS[1]}`).",
+            f"**Answers of two cards and of one: {same:,} of {len(one):,} are the same, byte for byte.** SmolLM2-135M-Instruct",
+            f"before training, greedy, GSM8K's test questions (`two_cards.sh smollm2`; `{ANSWERS[0]}`, `{ANSWERS[1]}`).",
         ]
     if compared is not None:
         lines += [
