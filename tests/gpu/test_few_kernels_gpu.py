@@ -12,7 +12,8 @@ if not torch.cuda.is_available():
 from torch.profiler import ProfilerActivity, profile
 
 from grpo_portable import policy
-from grpo_portable.few_kernels import few_kernels
+from grpo_portable.agreement import agree
+from grpo_portable.few_kernels import few_kernels, fused_norm
 from grpo_portable.recipe import Recipe
 
 pytestmark = pytest.mark.gpu
@@ -54,6 +55,34 @@ def launches(model):
         learned(model, torch.bfloat16)
         torch.cuda.synchronize()
     return sum(event.name.startswith(("cudaLaunchKernel", "cuLaunchKernel")) for event in seen.events())
+
+
+@pytest.mark.parametrize(("rows", "width"), [(8, 576), (8, 128), (8, 2560), (4096, 576), (4096, 2560)])
+def test_the_fused_norm_is_the_norm(rows, width):
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    plain = LlamaRMSNorm(width).cuda().to(torch.bfloat16).requires_grad_(False)
+    exact = LlamaRMSNorm(width).cuda().double().requires_grad_(False)
+    torch.manual_seed(0)
+    x, grad = (torch.randn(rows, width, device="cuda").bfloat16() for _ in range(2))
+    seen = {}
+    for name, forward, dtype in (
+        ("exact", lambda t: exact.weight * t * torch.rsqrt(t.pow(2).mean(-1, keepdim=True) + 1e-6), torch.double),
+        ("plain", plain.forward, torch.bfloat16),
+        ("fused", fused_norm(plain), torch.bfloat16),
+    ):
+        given = x.to(dtype).requires_grad_(True)
+        value = forward(given)
+        (slope,) = torch.autograd.grad(value, given, grad.to(dtype))
+        seen[name] = value.detach().double(), slope.double()
+    off = {
+        name: [float((a - b).norm() / b.norm()) for a, b in zip(seen[name], seen["exact"], strict=True)]
+        for name in ("plain", "fused")
+    }
+    print(
+        f"{rows} x {width}, value and gradient apart from float64: {off}; trusted: {agree(plain.forward, fused_norm(plain), x)}"
+    )
+    assert all(fused < 2 * other + 1e-3 for fused, other in zip(off["fused"], off["plain"], strict=True))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
