@@ -7,6 +7,7 @@ readers; nothing is told by colour alone. The same inputs give the same bytes.
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,9 +102,10 @@ def panels(steps: Sequence[windows.Step]) -> list[Panel]:
 
 def smooth(values: Sequence[float]) -> list[float]:
     """Centred running mean over about a tenth of the run (at least three values), over fewer at the ends."""
-    half = max(1, len(values) // 20)
-    parts = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
-    return [math.fsum(part) / len(part) for part in parts]
+    half, count = max(1, len(values) // 20), len(values)
+    sums = [0.0, *itertools.accumulate(values)]
+    ends = [(max(0, i - half), min(count, i + half + 1)) for i in range(count)]
+    return [(sums[end] - sums[begin]) / (end - begin) for begin, end in ends]
 
 
 def _style() -> dict[Any, Any]:

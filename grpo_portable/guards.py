@@ -25,14 +25,13 @@ class NonFiniteGuard:
     def __init__(self, *, scaled: bool = False) -> None:
         self.limit = IN_A_ROW_SCALED if scaled else IN_A_ROW
         self.in_a_row = self.total = 0
-        self.last_bad: str | None = None
 
     def see(self, bad: str | None, step: int) -> bool:
         """Whether the update of `step` must be skipped; `bad` names what was not finite, None when all was."""
         if bad is None:
             self.in_a_row = 0
             return False
-        self.in_a_row, self.total, self.last_bad = self.in_a_row + 1, self.total + 1, bad
+        self.in_a_row, self.total = self.in_a_row + 1, self.total + 1
         if self.in_a_row >= self.limit:
             raise NonFiniteError(
                 f"{self.in_a_row} updates in a row were not finite, the last at step {step}",
