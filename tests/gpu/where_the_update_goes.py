@@ -1,6 +1,6 @@
 """Not a test: where the update of a step goes on this card, to be read by hand.
 
-`python tests/gpu/where_the_update_goes.py [SHAPE [KEY=VALUE ...]]`, for example `qwen3-4b path=bf16-hf`. Prints what few kernels
+`python tests/gpu/where_the_update_goes.py [SHAPE [KEY=VALUE ...]]`, such as `qwen3-4b path=bf16-hf`. Prints what few kernels
 replace, the seconds of rollouts and updates on random weights, and of the second update, from its rollout's end to the next
 hand-over of weights, the kernels by their own time. `update 0` is what comes before the first rollout.
 """
