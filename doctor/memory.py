@@ -28,7 +28,7 @@ NO_SLOWER = 1.1  # of the settings whose update should take at most this times t
 HEADROOM = 0.92  # share of free memory that settings beyond the smallest may fill
 PREFILL_TOKENS = 4096  # prompt tokens the engine runs at once
 SPREAD_PATHS = ("bf16-hf", "fp16-hf")  # whose frozen weights may lie in parts on several cards
-KV_BUCKET = 128  # the static cache's length is a multiple of this
+KV_BUCKET = 64  # the static cache's length is a multiple of this (rollout/decoder.py: capacity_for)
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Setting:
     optimizer: str = "adamw"
     shared: bool = False  # the engine reads the policy's own weights (Unsloth), no second copy
     device: str = "cuda"
+    dropout: bool = False  # on the adapter's inputs
+    fused_norms: bool = False  # torch has a fused norm for the card (doctor.readings.fused_norms)
     spread: int = 1  # cards that hold the frozen blocks in parts (FSDP2); then rollouts come from elsewhere
 
 
@@ -96,23 +98,93 @@ def kv_bytes_per_token(shape: Shape, kind: str = "bf16") -> int:
     return shape.kv_values_per_token * (4 if kind == "fp32" else 2)
 
 
-def saved_bytes_per_token(shape: Shape, kind: str, rank: int) -> float:
-    """Bytes one block keeps of one token for the backward pass, without checkpointing.
+def saved_bytes_per_token(shape: Shape, s: Setting) -> float:
+    """Bytes one block keeps of one token for the backward pass, without checkpointing: what the nodes of its graph save.
 
-    Counted on transformers' Qwen3 and Llama blocks under peft with float32 adapters (saved-tensor hooks, mask given): the
-    norms' float32 copies, the adapters' inputs, attention's q, k, v (heads repeated) and output, and the gated MLP.
+    Counted tensor by tensor on transformers' blocks, each storage once (tests/doctor/test_memory_counted.py); attention has no
+    mask, so keys and values lie there once a KV head. Numbers of the update's type are 2 bytes, those of float32 4.
     """
-    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    wide = _wide(shape)
-    more_norms = 6.0 * shape.hidden * max(0, shape.norms - 2) / 2
-    adapters = 41.0 * rank
-    if kind == "fp32":
-        of_query, of_key = (20.5, 4.5) if shape.qk_norm else (16.3, 0.2)
-        return 16.6 * shape.hidden + of_query * query + of_key * key + 16.1 * wide + adapters + more_norms
-    of_query, of_key = (14.7, 4.4) if shape.qk_norm else (10.4, 0.2)
-    # Under autocast PEFT's 4-bit layers keep their input as it is; its 16-bit ones copy it each for q, k, v, o, gate and up.
-    shared = 6.0 * shape.hidden + 2.0 * query if kind == "nf4" else 0.0
-    return 18.6 * shape.hidden - shared + of_query * query + of_key * key + 8.4 * wide + adapters + more_norms
+    query, key, value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, _value(s)
+    trained = not s.lora_rank
+    attention = value * (2 * query + 2 * key) + 4 * shape.heads  # q, k, v, what comes out; log-sum-exp of each head
+    if shape.fused:  # v is a view of the one product that holds q and k before their turn as well
+        attention += value * (query + key)
+    if s.base == "fp16":  # on cards before Ampere keys and values are repeated for each head (few_kernels.py)
+        attention += value * 2 * (query - key)
+    gated = value * 4 * _wide(shape)  # gate, its activation, up, and their product: the last projection's input
+    if shape.experts:  # tokens sorted by expert, before and after
+        gated += value * 2 * shape.experts_per_token * shape.hidden
+    ranks = value * s.lora_rank * len(shape.linears())
+    return _norm_bytes(shape, s, trained) + _input_bytes(shape, s, query) + attention + gated + ranks
+
+
+def _norm_bytes(shape: Shape, s: Setting, trained: bool) -> float:
+    """The norms of a block: torch's fused kernel keeps its input as it came, a model's own code a copy in float32; either
+    keeps 1 / rms of each row. Where the norms' weights are trained, what was multiplied by them as well.
+    """
+    inner = (shape.heads + shape.kv_heads) if shape.qk_norm else 0
+    hidden, heads = shape.norms * shape.hidden, inner * shape.head_dim
+    each = _value(s) if _norms_are_fused(shape, s) else 4
+    kept = each * (hidden + heads) + 4 * (shape.norms + inner)
+    if trained:  # the residual stream is float32 then
+        kept += 4 * hidden + _value(s) * heads
+    return kept
+
+
+def _input_bytes(shape: Shape, s: Setting, query: int) -> float:
+    """What the linear layers keep of their inputs beside what attention and MLP keep anyway.
+
+    Under autocast PEFT's 16-bit layers make a copy each, and so do weights that are trained in float32.
+    """
+    if _shares_inputs(shape, s):
+        return _value(s) * 2 * shape.hidden
+    linears = shape.linears()
+    readers = 5 if shape.experts else len(linears) - 2  # all but those of attention's and the MLP's outputs
+    kept = 2 * readers * shape.hidden
+    if s.lora_rank:
+        kept += 2 * query  # the output's projection
+    if s.dora:  # both parts of each product, which the magnitude scales
+        kept += 2 * 2 * sum(o for _, o in linears.values())
+    if s.dropout:  # which inputs were kept, a byte each
+        kept += readers * shape.hidden + query + _wide(shape)
+    return kept
+
+
+def _few_kernels(s: Setting) -> bool:
+    """Whether updates are made in few kernels (saving.py): on a card, without Unsloth, of weights that lie whole."""
+    return s.device == "cuda" and not s.shared and s.spread == 1
+
+
+def _one_node(shape: Shape, s: Setting) -> bool:
+    """Whether adapter and layer are one node. Experts are no linear layers, and theirs stays a model's own code."""
+    dense = s.base in ("bf16", "fp16") and s.lora_rank > 0 and not shape.experts
+    return _few_kernels(s) and dense and not (s.dora or s.dropout)
+
+
+def _shares_inputs(shape: Shape, s: Setting) -> bool:
+    """Whether layers that read the same keep one input: as one node, in float32, and PEFT's of 4 bits."""
+    return _one_node(shape, s) or s.base == "fp32" or (s.base == "nf4" and not (s.dora or s.dropout))
+
+
+def _norms_are_fused(shape: Shape, s: Setting) -> bool:
+    """Frozen norms become torch's fused one; Gemma's, which come in fours, are of another kind."""
+    return _few_kernels(s) and s.fused_norms and s.lora_rank > 0 and shape.norms == 2
+
+
+def _value(s: Setting) -> int:
+    """Bytes of a number in the update's arithmetic; weights trained in float32 on a card compute in 16 bit."""
+    return 4 if s.base == "fp32" else 2
+
+
+def _passing_bytes(shape: Shape, s: Setting) -> float:
+    """Bytes a token needs for a moment, while all that was kept is still there: for an MLP's gradient two tensors of its width
+    and two hidden ones (PEFT's 16-bit steps: 4.2 and two), for that of a norm in a model's own code six float32 ones. A norm
+    is what comes last in a model, and in each of Gemma's blocks.
+    """
+    wide = 2.0 if _shares_inputs(shape, s) else 4.2
+    mlp = _value(s) * (wide * _wide(shape) + 2 * shape.hidden)
+    by_norm = not _norms_are_fused(shape, s) and (shape.norms > 2 or not s.checkpointing)
+    return max(mlp, 24.0 * shape.hidden if by_norm else 0.0)
 
 
 def _wide(shape: Shape) -> int:
@@ -125,7 +197,7 @@ def _lasting(shape: Shape, s: Setting) -> dict[str, float]:
     trained = shape.adapter_params(s.lora_rank, dora=s.dora) if s.lora_rank else shape.params
     states = 2.06 if s.optimizer == "adamw_8bit" else 8.0  # two moments, 8-bit ones with a scale per 256
     wide = 4.0 if s.lora_rank else 0.0  # adapters are float32; without one the weights themselves are trained
-    positions = -(-(s.prompt_tokens + s.completion_tokens) // KV_BUCKET) * KV_BUCKET
+    positions = -(-(s.prompt_tokens + s.completion_tokens + 1) // KV_BUCKET) * KV_BUCKET
     kv = s.rollout_rows * positions * kv_bytes_per_token(shape, s.base)
     parts = {
         "weights": weight_bytes(shape, s.base if s.lora_rank else "fp32"),
@@ -151,23 +223,26 @@ def _lasting(shape: Shape, s: Setting) -> dict[str, float]:
 def _update(shape: Shape, s: Setting) -> dict[str, float]:
     """Activations and the loss's logits of one micro-batch."""
     tokens = s.micro_batch * (s.prompt_tokens + s.completion_tokens)
-    block = saved_bytes_per_token(shape, s.base, s.lora_rank)
-    value = 4 if s.base == "fp32" else 2
-    # Checkpointing keeps each block's input and rebuilds one block, whose backward holds four more tensors of the MLP's width.
-    if s.checkpointing:
-        row = value * shape.hidden * (shape.layers + 1) + block + 4.2 * value * _wide(shape)
+    block, passing, value = saved_bytes_per_token(shape, s), _passing_bytes(shape, s), _value(s)
+    trained = shape.adapter_params(s.lora_rank, dora=s.dora) if s.lora_rank else shape.params
+    low = 0 if s.base == "fp32" else 2 * trained  # 16-bit copies of what is trained in float32
+    if s.checkpointing:  # each block's input is kept, in float32 where weights are trained, and one block is rebuilt
+        stream = (value if s.lora_rank else 4) * shape.hidden * (shape.layers + 1)
+        rebuilt = tokens * (block + passing)
+        activations = tokens * stream + (rebuilt + low if s.lora_rank else max(rebuilt + low / shape.layers, low))
     else:
-        row = (shape.layers + 1.1) * block
-    activations = tokens * row
+        activations = tokens * (shape.layers * block + passing) + low
+    largest = max(i * o for i, o in shape.linears().values())
     if s.base == "nf4":  # the largest linear, de-quantised for its product and for its gradient
-        activations += 2 * 2 * max(i * o for i, o in shape.linears().values())
-    if s.base != "fp32" and s.lora_rank:  # autocast keeps a 16-bit copy of the adapter while the graph lives
-        activations += 0 if s.checkpointing else 2 * shape.adapter_params(s.lora_rank, dora=s.dora)
+        activations += 2 * 2 * largest
+    if (
+        s.dora and s.lora_rank
+    ):  # the adapter as a matrix, by way of an identity in float32 and 16 bit, and a float32 weight
+        activations += 6 * max(i for i, _ in shape.linears().values()) ** 2 + 4 * largest
     scored = s.micro_batch * s.completion_tokens
     tile = min(scored, LOSS_ROWS) * min(shape.vocab, LOSS_COLUMNS)
-    copies = (
-        2 if s.device == "cuda" else 20
-    )  # Triton works in place on 16 bit; plain torch holds about five float32 tiles
+    # Triton works in place on 16 bit; plain torch holds about five float32 tiles
+    copies = 2 if s.device == "cuda" else 20
     logits = tile * copies + scored * shape.hidden * (4 + value)
     return {"activations": activations / GIB, "logits": logits / GIB}
 
@@ -197,12 +272,15 @@ def settle(
     optimizer: str = "adamw",
     shared: bool = False,
     fp8_copy: bool = False,
+    dropout: bool = False,
+    fused_norms: bool = False,
     spread: int = 1,
 ) -> Settled:
     """The largest micro-batch and rollout chunk of this path that fit `have_gib` (for `cpu`: free system memory).
 
     `fits` is judged at the smallest setting: one completion in a backward pass, one group of rollouts, checkpointing, no
     rollout copy unless the path is made of one. When that does not fit it is returned as it is. Groups stay whole.
+    `dropout` and `fused_norms` as in `Setting`: unless it is known that norms are fused, more is counted.
     `fp8_copy` allows 4-bit weights an FP8 rollout copy where a 16-bit one has no room (the card must multiply FP8). With
     `spread` so many cards hold the 16-bit weights in parts; other paths than those of `SPREAD_PATHS` keep them whole.
     """
@@ -216,6 +294,8 @@ def settle(
         dora=dora,
         optimizer=optimizer,
         shared=shared,
+        dropout=dropout,
+        fused_norms=fused_norms,
         spread=spread if path in SPREAD_PATHS else 1,
     )
     bases = _kinds(path, smallest)

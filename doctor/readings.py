@@ -8,9 +8,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from packaging.version import Version
+
 from doctor.cards import CardError, find_card
 from doctor.facts import Facts, Gpu
-from doctor.versions import Pair, capability, dotted, pair, torch_build, torch_cuda
+from doctor.versions import Pair, base, capability, dotted, pair, torch_build, torch_cuda, version
 
 # First driver branch of each CUDA version that brought one (NVIDIA's CUDA release notes, table of driver versions).
 _BRANCHES: tuple[tuple[int, Pair], ...] = (
@@ -174,3 +176,12 @@ def jetson(facts: Facts) -> bool:
 def linux(facts: Facts) -> bool | None:
     """True on Linux and WSL2, None when nobody knows."""
     return None if facts.host.platform is None else facts.host.platform.lower() in ("linux", "wsl2")
+
+
+def fused_norms(facts: Facts) -> bool:
+    """Whether torch is known to have a fused RMS norm for the card, one that keeps its input as it came.
+
+    Seen in torch 2.11's CUDA build (`aten::_fused_rms_norm`); earlier ones and ROCm's were not looked at.
+    """
+    found = version(facts.version("torch"))
+    return build(facts) == "cuda" and found is not None and base(found) >= Version("2.11")

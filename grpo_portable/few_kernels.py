@@ -1,13 +1,15 @@
 """A policy that learns with few kernels: what transformers and PEFT write as many small steps, while an update is made.
 
 Norms become torch's own fused one, rotary positions one node of 6 kernels instead of 10 forward and 18 backward, adapters one
-node a layer (lora_product.py). Sums are rounded less often than in the models' own code, so results agree within rounding and
-not bit for bit. Each replacement is tried on the model's device against the code it stands for, and left out where they differ.
+node a layer (lora_product.py), and attention keeps to fused kernels. Sums are rounded less often than in the models' own code,
+so results agree within rounding and not bit for bit. Each replacement is tried on the model's device against the code it
+stands for, and left out where they differ.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -80,11 +82,35 @@ def fused_norm(norm: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return forward
 
 
+def _attends_groups(device: torch.device) -> bool:
+    """Whether the device has an attention kernel that reads a group's keys once. Before compute capability 8.0 there is the
+    memory-efficient one alone, which takes no groups (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+    """
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@contextlib.contextmanager
+def repeated_keys() -> Iterator[None]:
+    """Inside, transformers repeats keys and values for each head of their group before attention, as it does under a mask.
+
+    Else torch would compute attention as matrix products, and keep S x S float32 scores a head for the backward pass.
+    """
+    home: Any = importlib.import_module("transformers.integrations.sdpa_attention")
+    before = home.use_gqa_in_sdpa
+    home.use_gqa_in_sdpa = lambda *_, **__: False
+    try:
+        yield
+    finally:
+        home.use_gqa_in_sdpa = before
+
+
 @contextlib.contextmanager
 def few_kernels(model: Any) -> Iterator[dict[str, int]]:
     """Inside, the model computes with few kernels; gives how many of `adapters`, `norms` and `rotary` were replaced."""
     inner = unwrap(model)
     with contextlib.ExitStack() as stack:
+        if not _attends_groups(next(inner.parameters()).device):
+            stack.enter_context(repeated_keys())
         adapters = stack.enter_context(lora_products(model))
         norms = _trusted_norms(inner)
         for norm in norms:

@@ -192,6 +192,33 @@ def test_a_norm_that_only_rounds_otherwise_is_used(dtype: torch.dtype, monkeypat
         assert replaced["norms"] == 2 * model.config.num_hidden_layers + 1
 
 
+def test_keys_repeated_for_each_head_change_no_value() -> None:
+    """For cards whose fused attention takes no groups: what autograd keeps of a key is as wide as a query."""
+    model = adapted()
+    config = model.config
+    size, heads = config.head_dim, {config.num_attention_heads, config.num_key_value_heads}
+    assert len(heads) == 2
+    kept: list[int] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.requires_grad and tensor.ndim == 4 and tensor.shape[2:] == (IDS.shape[1], size):
+            kept.append(tensor.shape[1])
+        return tensor
+
+    def seen() -> tuple[set[int], tuple[float, dict[str, torch.Tensor]]]:
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            found = learned(model)
+        return set(kept), found
+
+    groups, (loss, gradients) = seen()
+    with few_kernels.repeated_keys():
+        single, (same_loss, same) = seen()
+    assert (groups, single) == (heads, {config.num_attention_heads})
+    assert same_loss == pytest.approx(loss, abs=1e-5) and apart(same, gradients) < 1e-4
+    assert seen()[0] == heads
+
+
 def wrong_value(ctx: Any, x: Any, weight: Any, bias: Any, a: Any, b: Any, low_a: Any, low_b: Any, scale: float) -> Any:
     return RIGHT.forward(ctx, x, weight, bias, a, b, low_a, low_b, 2 * scale)
 

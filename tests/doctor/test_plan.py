@@ -12,6 +12,7 @@ from doctor.diagnosis import PATHS, Diagnosis
 from doctor.facts import Gpu, facts_from_json
 from doctor.memory import settle
 from doctor.plan import card_memory, diagnose
+from doctor.readings import fused_norms
 from doctor.shapes import shape_of
 
 _4B, _06B, _8B = "Qwen/Qwen3-4B", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"
@@ -58,9 +59,27 @@ def test_the_ledger_is_settled_for_what_was_asked() -> None:
     shape = shape_of(_4B)
     assert shape is not None
     d = plan(facts, _4B, group_size=4, prompt_tokens=1024, completion_tokens=1024, lora_rank=8)
-    want = settle(shape, "bf16-hf", 23.1, group_size=4, prompt_tokens=1024, completion_tokens=1024, lora_rank=8)
+    want = settle(
+        shape, "bf16-hf", 23.1, group_size=4, prompt_tokens=1024, completion_tokens=1024, lora_rank=8, fused_norms=True
+    )
     assert d.plan.micro_batch == want.micro_batch and d.plan.rollout_rows == want.rollout_rows
     assert d.plan.memory is not None and d.plan.memory.ledger == want.ledger
+
+
+@pytest.mark.parametrize(
+    ("installed", "fused"),
+    [
+        ("2.11.0+cu130", True),
+        ("2.13.0+cu126", True),
+        ("2.10.0+cu128", False),
+        ("2.13.0+rocm7.2", False),
+        ("2.13.0+cpu", False),
+        ("absent", False),
+    ],
+)
+def test_fused_norms_are_counted_where_torch_is_known_to_have_them(installed: str, fused: bool) -> None:
+    facts = facts_from_json(machine(card("RTX 4090", "8.9", 23.5), **torch(installed, CU130)))
+    assert fused_norms(facts) is fused
 
 
 def test_without_a_model_nothing_is_said_about_memory() -> None:
