@@ -25,9 +25,12 @@ class CardNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         x, weight, scale = ctx.saved_tensors
-        wide, slope = x.float(), grads[0].float() * weight.float()
-        along = (slope * wide).mean(-1, keepdim=True)
-        return ((slope - wide * scale * scale * along) * scale).to(x.dtype), None, None
+        slope = torch.empty_like(x)
+        rows = zip(*(t.reshape(-1, t.shape[-1]).split(16) for t in (slope, x, grads[0], scale)), strict=True)
+        for out, part, grad, each in rows:  # a kernel holds no float32 tensor of the whole
+            wide, steep = part.float(), grad.float() * weight.float()
+            out.copy_((steep - wide * each * each * (steep * wide).mean(-1, keepdim=True)) * each)
+        return slope, None, None
 
 
 def card_norm(norm: Any) -> Callable[[torch.Tensor], torch.Tensor]:
