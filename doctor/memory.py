@@ -167,8 +167,10 @@ def _shares_inputs(shape: Shape, s: Setting) -> bool:
 
 
 def _norms_are_fused(shape: Shape, s: Setting) -> bool:
-    """Frozen norms become torch's fused one; Gemma's, which come in fours, are of another kind."""
-    return _few_kernels(s) and s.fused_norms and s.lora_rank > 0 and shape.norms == 2
+    """Frozen norms become torch's fused one. Gemma's are of another kind: from the second on they come in fours, and the first
+    one's heads are as wide as nearly no other's.
+    """
+    return _few_kernels(s) and s.fused_norms and s.lora_rank > 0 and shape.norms == 2 and shape.head_dim != 256
 
 
 def _value(s: Setting) -> int:

@@ -3,8 +3,8 @@
 TRL pads prompts on the left and masks what is padded. A padded query then has no key at all, and a kernel that mistakes such
 rows loses the whole gradient: cuDNN's backward pass, which torch 2.11 prefers on H100 and H200, gives NaN for them whenever a
 batch is 64 tokens longer than a multiple of 128. Padding on the right needs no mask, since no real token looks to its right.
-So there are no such rows, attention runs on its causal kernels, keys of a group need not be repeated for each head, and positions
-count from the prompt's first token, as in every rollout engine.
+So there are no such rows, attention runs on its causal kernels, which need no keys repeated for each head of a group, and
+positions count from the prompt's first token, as in every rollout engine.
 
 Legend: B rows, S columns, of which W are real in the longest row.
 """

@@ -100,6 +100,13 @@ def test_saved_bytes_by_hand() -> None:
         assert saved_bytes_per_token(QWEN, setting) == expected
 
 
+@pytest.mark.parametrize("model", ["google/gemma-2b", "google/gemma-2-2b", "google/gemma-3-4b-it"])
+def test_gemmas_norms_are_never_counted_as_fused(model: str) -> None:
+    """They multiply by 1 + weight, which torch's kernel does not: few_kernels.py leaves them alone."""
+    fused = Setting("bf16", fused_norms=True)
+    assert saved_bytes_per_token(known(model), fused) == saved_bytes_per_token(known(model), Setting("bf16"))
+
+
 # What a path needs at the least, by the coarse formulas machines are judged with (w: 2 bytes a parameter, in GiB). Cases keep a
 # factor 1.4 from them, so the smallest setting of the ledger must lie between.
 @pytest.mark.parametrize(
