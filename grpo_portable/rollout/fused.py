@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from grpo_portable.rollout import attention, fp8, sampler, skinny
 from grpo_portable.rollout.family import Shape
 from grpo_portable.rollout.forward import Plain, Rows, Tables, product
+from grpo_portable.rollout.graphs import Graphs, free_to_repeat
 from grpo_portable.rollout.kv import Cache
 from grpo_portable.rollout.weights import Dense, Layer
 
@@ -292,11 +294,37 @@ def _skinny_rows(layer: Layer, device: torch.device) -> int:
 
 
 def _skinny_fits(fused: Fused, layer: Layer, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether Triton's products run here and give the same layer; if not, the library's are there."""
+    """Whether Triton's products run here, give the same layer, and give it again from a captured graph, which older drivers
+    do not make of launches ahead of time. If not, the library's are there.
+    """
     try:
-        return _difference(fused, Plain(fused.shape), layer, device, dtype) is None
-    except Exception:  # an overlapped launch, or a tile, that this driver or Triton does not take
+        if _difference(fused, Plain(fused.shape), layer, device, dtype) is not None:
+            return False
+        return _captured_alike(fused, layer, device, dtype)
+    except Exception:  # whatever this driver or this Triton does not take
         return False
+
+
+@torch.no_grad()
+def _captured_alike(fused: Fused, layer: Layer, device: torch.device, dtype: torch.dtype) -> bool:
+    shape, rows, capacity = replace(fused.shape, layers=1), fp8.ROWS, 64
+    run = Fused(shape, device, skinny_rows=fused.skinny_rows)
+    draw = torch.Generator(device=device).manual_seed(0)
+    x = torch.randn(rows, shape.hidden, generator=draw, device=device).to(dtype)
+    tables = {name: (torch.ones(capacity, shape.head_dim, device=device, dtype=dtype),) * 2 for name in shape.rotary}
+    alone, made = torch.arange(rows, device=device, dtype=torch.int32), torch.empty_like(x)
+    held = Rows(torch.full((rows,), capacity // 2, device=device), alone, torch.zeros_like(alone), capacity)
+    ready = run.ready(tables, Cache(shape, rows, capacity, device, dtype), held)
+
+    def step() -> None:
+        summed, q = run.before(x, x, layer, 0, ready)
+        made.copy_(run.normed(*run.after(summed, run.attend(q, 0, ready), layer), layer.norm_in)[0])
+
+    step()
+    wanted = made.clone()
+    made.zero_()
+    Graphs(device).run("layer", step, free_to_repeat)
+    return bool((made - wanted).float().norm() <= 0.01 * wanted.float().norm())
 
 
 def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:

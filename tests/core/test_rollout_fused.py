@@ -38,6 +38,7 @@ for family in rollouts.FAMILIES:
     for rows in (0, 64):
         found = fused._difference(fused.Fused(known.shape, cpu, "", rows), Plain(known.shape), layer, cpu, torch.float16)
         assert found is None, (family, rows, found)
+    assert fused._captured_alike(fused.Fused(known.shape, cpu, "", 64), layer, cpu, torch.float16)
 
 narrow = {"initializer_range": 0.1}
 policy, exact = (rollouts.model("qwen3", dtype, **narrow) for dtype in (torch.float16, torch.float32))

@@ -130,6 +130,13 @@ def test_skinny_products_are_products(dtype: torch.dtype, width: int, inputs: in
     assert (value - wanted).norm() / wanted.norm() < 5e-3
 
 
+def test_the_products_are_taken_on_the_card_they_were_measured_on() -> None:
+    if torch.cuda.get_device_capability() != skinny.MEASURED_ON:
+        pytest.skip("another card")
+    engine = PortableRollout(rollouts.model("qwen3", torch.bfloat16, head_dim=32).cuda(), None, rows=4, copy="bf16")
+    assert isinstance(engine.run, Fused) and engine.run.skinny_rows == 64, engine.run.reason
+
+
 def test_steps_with_overlapping_kernels_are_steps() -> None:
     policy, prompts = rollouts.model("qwen3", torch.bfloat16, head_dim=32).cuda(), rollouts.prompts(9, 30, 21, 40)
     exact = rollouts.model("qwen3", head_dim=32).cuda()
