@@ -42,7 +42,9 @@ class Measured:
 
 
 MEASURED: tuple[Measured, ...] = (  # whole steps of reports/
-    Measured("H200", "qwen3-4b, bf16-hf, 32 x 16 completions of 256 tokens", 14.934, 7.782, "reports/two-h200/step.json"),
+    Measured(
+        "H200", "qwen3-4b, bf16-hf, 32 x 16 completions of 256 tokens", 14.934, 7.782, "reports/two-h200/step.json"
+    ),
 )
 
 

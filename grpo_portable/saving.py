@@ -105,10 +105,15 @@ class Saving:
         """Train, with the short ways that results allow: fewer walks anywhere, fewer kernels where launching them costs."""
         self._trained = policy.trainable(self.model)
         try:
-            with short_walks(self.model), self._kernels():
+            with short_walks(self.model), self._kernels() as replaced:
+                if replaced is not None:
+                    self._note_replaced(replaced)
                 return super().train(*args, **named)  # type: ignore[misc]
         finally:
             self._trained = None
+
+    def _note_replaced(self, replaced: dict[str, int]) -> None:
+        """A subclass keeps how many adapters, norms and rotary functions run in few kernels; what is 0 was not trusted here."""
 
     def _kernels(self) -> contextlib.AbstractContextManager[Any]:
         """`few_kernels` on a GPU, unless Unsloth brings layers of its own or weights come and go in parts."""

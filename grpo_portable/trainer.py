@@ -393,6 +393,10 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
             with self.run.metrics_file.open("rb") as written:
                 os.fsync(written.fileno())
 
+    def _note_replaced(self, replaced: dict[str, int]) -> None:
+        if self.processes.is_main:
+            self.run.update_json("run.json", few_kernels=replaced)
+
     def _own_state(self) -> dict[str, Any]:
         return {"seconds": self.seconds()}
 

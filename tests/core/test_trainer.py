@@ -18,6 +18,7 @@ from grpo_portable import checkpoint, policy
 from grpo_portable.arguments import optimizer, training_arguments
 from grpo_portable.batches import micro_batches, questions_of
 from grpo_portable.errors import EngineError, NonFiniteError, RewardError
+from grpo_portable.few_kernels import few_kernels
 from grpo_portable.guards import NonFiniteGuard, StopSignal
 from grpo_portable.rewards.faults import FaultCounter
 from grpo_portable.rollout.protocol import Completion
@@ -209,6 +210,17 @@ def test_groups_without_spread_cost_no_forward_pass_and_change_nothing(tmp_path:
         gradients.append((training.gradients(made), len(forwards)))
     close(gradients[0][0], gradients[1][0])
     assert (gradients[0][1], gradients[1][1]) == (2, 6)
+
+
+def test_the_run_says_what_few_kernels_replaced(tmp_path: Path) -> None:
+    made = training.make(tmp_path / "few", steps=1)
+    made._kernels = lambda: few_kernels(made.model)  # as on a GPU
+    made.train()
+    told = made.run.read_json("run.json")["few_kernels"]
+    assert set(told) == {"adapters", "norms", "rotary"} and all(told.values())
+    plain = training.make(tmp_path / "plain", steps=1)
+    plain.train()
+    assert "few_kernels" not in plain.run.read_json("run.json")
 
 
 def count_forwards(made: Any) -> list[int]:
