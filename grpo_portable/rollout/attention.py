@@ -50,14 +50,17 @@ def kind_for(shape: Shape, device: torch.device, dtype: torch.dtype) -> str:
 
 
 def reach(kind: str, shape: Shape, lengths: torch.Tensor, capacity: int, span: int) -> Reach:
-    """The Reach of rows with `lengths` keys each in a cache of `capacity` positions a row, none beyond `span`."""
+    """The Reach of rows with `lengths` keys each in a cache of `capacity` positions a row, none beyond `span` in a live row."""
     rows, device = lengths.shape[0], lengths.device
     if kind == "flash":
         steps = torch.arange(rows + 1, device=device, dtype=torch.int32)
         return Reach(kind, span, lengths.to(torch.int32), steps * capacity, steps, {})
     at = torch.arange(span, device=device)
-    seen = at < lengths[:, None]
-    masks = {w: (seen if w is None else seen & (at >= lengths[:, None] - w))[:, None, None] for w in set(shape.windows)}
+    # A row that has ended may be longer than the span, and its window beyond it. Attending to nothing is NaN, which it would
+    # leave as a key and a value to the rows that come after it.
+    held = lengths[:, None].clamp(max=span)
+    seen = at < held
+    masks = {w: (seen if w is None else seen & (at >= held - w))[:, None, None] for w in set(shape.windows)}
     if kind == "batched":
         masks = {w: _added(mask, shape) for w, mask in masks.items()}
     return Reach(kind, span, lengths, None, None, masks)

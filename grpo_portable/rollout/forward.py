@@ -24,7 +24,7 @@ Tables = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows one step runs. `lengths` [N] int64 counts the keys each has before the step, none more than `span` after it.
+    """The rows one step runs. `lengths` [N] int64 counts the keys each has before the step, a live one at most `span` after it.
 
     Row r's first `shared[r]` keys (int32) are also the first of row `leaders[r]` (int32).
     """

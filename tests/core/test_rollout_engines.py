@@ -204,6 +204,19 @@ def test_cost_follows_the_live_rows() -> None:
     assert sum(limits) <= engine.row_steps < 1.25 * sum(limits)
 
 
+@pytest.mark.parametrize(
+    "family", [name for name, settings in rollouts.FAMILIES.items() if "sliding_window" in settings]
+)
+def test_a_long_row_that_ended_leaves_nothing_to_those_that_come_after_it(family: str) -> None:
+    """Three long prompts end at once and one request waits: two of their rows run on empty, then hold shorter prompts."""
+    policy, prompts, limits = rollouts.model(family), rollouts.prompts(100, 100, 100, 40, 20, 5), [4, 4, 4, 80, 80, 80]
+    sampling = Sampling(max_tokens=80, temperature=0)
+    made = rollouts.flat(PortableRollout(policy, None, rows=5).generate(prompts, 1, sampling, limits=limits))
+    wanted = rollouts.flat(ReferenceRollout(policy, None, rows=6).generate(prompts, 1, sampling))
+    for ours, theirs, limit in zip(made, wanted, limits, strict=True):
+        assert ours.token_ids == theirs.token_ids[:limit]
+
+
 def test_limits_end_single_rows_sooner() -> None:
     policy, prompts, limits = rollouts.model("llama"), rollouts.prompts(6, 9), [1, 24, 7, 3]
     engine = PortableRollout(policy, None, rows=3)
