@@ -270,7 +270,10 @@ def is_whole(folder: Path) -> bool:
 
 
 def restore(model: Any, folder: Path) -> None:
-    """Put the weights that `save` wrote into `folder` back into the model they came from."""
+    """Put the weights that `save` wrote into `folder` back into the model they came from.
+
+    ModelError unless every tensor of both finds its other.
+    """
     from safetensors.torch import load_file
 
     if hasattr(model, "peft_config"):
@@ -279,7 +282,15 @@ def restore(model: Any, folder: Path) -> None:
     saved: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         saved |= load_file(file)
-    model.load_state_dict(saved, strict=False)
+    found = model.load_state_dict(saved, strict=False)
+    named = dict(model.named_parameters(remove_duplicate=False))
+    filled = {id(named[name]) for name in saved if name in named}
+    empty = [
+        name for name in found.missing_keys if name not in named or id(named[name]) not in filled
+    ]  # tied ones are filled
+    if left := [*found.unexpected_keys, *empty]:
+        because = f"{len(left)} of its tensors or of the model's are without the other, the first is {left[0]}"
+        raise ModelError(f"the weights in `{folder}` do not fit the model", because=because)
     model.tie_weights()
 
 

@@ -118,6 +118,23 @@ def test_what_is_saved_comes_back(folder: Path, tmp_path: Path, rank: int) -> No
         assert config["base_model_name_or_path"] == "owner/name"
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_of_which_a_part_is_missing_are_refused(tmp_path: Path, tied: bool) -> None:
+    """As of a model in several files of which one is gone: the rest would be the base's."""
+    model = tiny.model(tie_word_embeddings=tied)
+    policy.save(model, tmp_path / "saved", "owner/name")
+    policy.restore(tiny.model(seed=1, tie_word_embeddings=tied), tmp_path / "saved")
+    file = tmp_path / "saved" / "model.safetensors"
+    weights = load_file(file)
+    gone = weights.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="up_proj"):
+        policy.restore(tiny.model(seed=1, tie_word_embeddings=tied), tmp_path / "saved")
+    save_file({**weights, "model.layers.1.mlp.up.weight": gone}, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="2 of its tensors"):
+        policy.restore(tiny.model(seed=1, tie_word_embeddings=tied), tmp_path / "saved")
+
+
 def test_the_base_is_there_with_the_adapter_off(folder: Path) -> None:
     loaded = policy.load(str(folder), dtype="float32")
     before = logits(loaded.model)
