@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,9 +57,11 @@ def card(subject: Subject) -> str:
 
 def modelfile(subject: Subject) -> str:
     """Ollama's Modelfile: the file, and the run's prompt as the template (its syntax: {{ .Prompt }})."""
-    before, _, after = subject.prompt.replace("{{", '{{ "{{" }}').partition(
-        MARK
-    )  # braces of the prompt itself stay text
+    before, _, after = subject.prompt.partition(MARK)
+    # braces and quotes of its own would open an action, or end the text: they become actions that print them
+    before, after = (
+        re.sub(r'\{{2,}|"{3,}|[{"]\Z', lambda m: f"{{{{ {json.dumps(m[0])} }}}}", part) for part in (before, after)
+    )
     stops = "".join(f'PARAMETER stop "{_escaped(stop)}"\n' for stop in subject.stops if stop.strip())
     return (
         f"FROM ./{subject.file}\n"

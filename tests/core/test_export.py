@@ -458,8 +458,20 @@ def test_the_modelfile_holds_the_runs_own_prompt() -> None:
     assert 'PARAMETER stop "<end>"' in text
     assert text.count("PARAMETER stop") == 1
     assert "num_predict 12" in text
-    braces = card.modelfile(subject(kind="gguf", file="m.gguf", prompt=f"\\frac{{{{1}}}} {card.MARK} go"))
-    assert 'TEMPLATE """\\frac{{ "{{" }}1}} {{ .Prompt }} go"""' in braces
+
+
+@pytest.mark.parametrize(
+    ("prompt", "template"),
+    [  # read by hand as Go reads it: {{ opens an action wherever it stands, and three quotes end the text
+        ("\\frac{{1}} QUESTION go", '\\frac{{ "{{" }}1}} {{ .Prompt }} go'),
+        ("\\boxed{QUESTION}", '\\boxed{{ "{" }}{{ .Prompt }}}'),
+        ('{{{QUESTION{"a": {}}', '{{ "{{{" }}{{ .Prompt }}{"a": {}}'),
+        ('"""QUESTION"', '{{ "\\"\\"\\"" }}{{ .Prompt }}{{ "\\"" }}'),
+    ],
+)
+def test_braces_and_quotes_of_a_prompt_stay_text_in_the_modelfile(prompt: str, template: str) -> None:
+    text = card.modelfile(subject(kind="gguf", file="m.gguf", prompt=prompt.replace("QUESTION", card.MARK)))
+    assert f'TEMPLATE """{template}"""\n' in text
 
 
 def test_a_prompt_with_a_fence_of_its_own_stays_in_its_block() -> None:
