@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -134,17 +134,21 @@ def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limit
         leftover.unlink(missing_ok=True)
     log = run.path / "worker.log"
     began = log.stat().st_size if log.exists() else 0
-    worker = _start(run, rung, processes, log)
+    worker: subprocess.Popen[bytes] | None = None
     try:
+        with _stops_wait():  # else one that comes in the moment of the start would leave a worker that nobody knows
+            worker = _start(run, rung, processes, log)
         silent = _watch(worker, run, limits, progress)
     except KeyboardInterrupt:
         progress.say(f"stopping: saving takes at most {limits.stop_s:.0f} s; Ctrl-C once more ends the run at once")
-        _stop(worker, run, limits.stop_s)
+        if worker is not None:
+            _stop(worker, run, limits.stop_s)
         raise
     finally:
-        if worker.poll() is None:
-            _stop(worker, run, limits.stop_s)
-        _end_groups(worker.pid, *_beating(run))
+        if worker is not None:
+            if worker.poll() is None:
+                _stop(worker, run, limits.stop_s)
+            _end_groups(worker.pid, *_beating(run))
     _clean_log(log, began)
     failure, tail = run.read_json("failure.json"), _tail(log, began)
     hung, rank = silent is not None, silent or 0
@@ -314,18 +318,40 @@ def _stops_are_interrupts(run: RunFolder) -> Iterator[None]:
         if len(came) == 1 or (number == signal.SIGINT and came[-1] - came[0] > AGAIN_S):
             raise KeyboardInterrupt
 
+    with _handled(interrupt):
+        try:
+            yield
+        except KeyboardInterrupt:
+            _tell(run, "interrupted", "stopped by the user; the run can be resumed")
+            raise Interrupted("the run was interrupted and saved", help=f"go on with: {_resume(run)}") from None
+
+
+@contextlib.contextmanager
+def _stops_wait() -> Iterator[None]:
+    """Inside, no stop is heard; one that came is heard at the end."""
+    came: list[int] = []
+    with _handled(lambda number, _: came.append(number)):
+        yield
+    for number in came:
+        signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, Any], object]) -> Iterator[None]:
+    """Inside, `handler` is told of Ctrl-C, SIGTERM and a closed terminal, of those that are not ignored; of none off the main
+    thread, where Python has no handlers.
+    """
     numbers = [n for name in ("SIGINT", "SIGTERM", "SIGHUP") if (n := getattr(signal, name, None)) is not None]
-    heard = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
+    heard = [
+        n for n in numbers if signal.getsignal(n) not in (signal.SIG_IGN, None)
+    ]  # None: not Python's, to be left alone
     here = threading.current_thread() is threading.main_thread()
-    before = {n: signal.signal(n, interrupt) for n in heard} if here else {}
+    before = {n: signal.signal(n, handler) for n in heard} if here else {}
     try:
         yield
-    except KeyboardInterrupt:
-        _tell(run, "interrupted", "stopped by the user; the run can be resumed")
-        raise Interrupted("the run was interrupted and saved", help=f"go on with: {_resume(run)}") from None
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 @contextlib.contextmanager

@@ -307,6 +307,30 @@ def test_a_part_that_a_killed_worker_left_does_not_stay(start):
     assert not left.exists()
 
 
+def test_a_stop_in_the_moment_of_a_start_leaves_no_worker_behind(start, monkeypatch):
+    """The process is there already, and who starts it does not know its number yet."""
+    real, made = subprocess.Popen, []
+
+    def popen(*given, **options):
+        made.append(real(*given, **options))
+        os.kill(os.getpid(), signal.SIGINT)
+        return made[-1]
+
+    monkeypatch.setattr(supervise.subprocess, "Popen", popen)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(Interrupted):
+            start("hang:")
+    finally:
+        signal.signal(signal.SIGINT, before)
+        for worker in made:
+            left = worker.poll() is None
+            worker.kill()
+            worker.wait()
+    assert len(made) == 1 and not left
+    assert [e["kind"] for e in read_lines(start.run.events_file)] == ["interrupted"]
+
+
 def stopped(process):
     """(seconds until it was gone, what it said)."""
     began = time.monotonic()
