@@ -24,21 +24,33 @@ TESTS = Path(__file__).parents[1]
 INTERPRETED = """
 import sys, torch
 import rollouts
-from grpo_portable.rollout import fused
+from grpo_portable.rollout import fused, skinny
 from grpo_portable.rollout.family import read
 from grpo_portable.rollout.forward import Plain
 from grpo_portable.rollout.portable import PortableRollout
 from grpo_portable.rollout.protocol import Sampling
-from grpo_portable.rollout.weights import Keeper
+from grpo_portable.rollout.weights import Dense, Keeper
 
 cpu = torch.device("cpu")
+whole = skinny.BLOCK_BYTES, skinny.LEAST_TURNS, skinny.PROGRAMS
+cuts = (64, 32, 1, 100.0), (0, *whole), (64, *whole)  # the first: products as sums of three, four and eight parts
 for family in rollouts.FAMILIES:
     known = read(rollouts.model(family, torch.float16))
     layer = Keeper(known, "copy", torch.float16).weights.layers[0]
-    for rows in (0, 64):
+    for rows, skinny.BLOCK_BYTES, skinny.LEAST_TURNS, skinny.PROGRAMS in cuts[family not in ("llama with biases", "gemma2"):]:
         found = fused._difference(fused.Fused(known.shape, cpu, "", rows), Plain(known.shape), layer, cpu, torch.float16)
         assert found is None, (family, rows, found)
     assert fused._captured_alike(fused.Fused(known.shape, cpu, "", 64), layer, cpu, torch.float16)
+
+skinny.BLOCK_BYTES, skinny.LEAST_TURNS, skinny.PROGRAMS = whole
+draw, run = torch.Generator().manual_seed(0), fused.Fused(known.shape, cpu, "", 64)
+run.processors = 132
+for rows, width, inputs, parts in ((1, 37, 700, 1), (17, 300, 129, 1), (64, 33, 1000, 2), (33, 40, 2700, 4), (5, 96, 3072, 8)):
+    x, w = (torch.randn(size, inputs, generator=draw).half() for size in (rows, width))
+    made = run._skinny(x, Dense(w, None))
+    assert made.parts == parts, (rows, width, inputs, made.parts)
+    off = made.value.float().view(parts, rows, width).sum(0) - x.float() @ w.float().T
+    assert off.abs().max() < 0.002 * inputs**0.5 + 0.05 * (parts == 1), (rows, width, inputs, off.abs().max())
 
 narrow = {"initializer_range": 0.1}
 policy, exact = (rollouts.model("qwen3", dtype, **narrow) for dtype in (torch.float16, torch.float32))
