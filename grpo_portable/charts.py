@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,12 @@ def panels(steps: Sequence[windows.Step]) -> list[Panel]:
 def smooth(values: Sequence[float]) -> list[float]:
     """Centred running mean over about a tenth of the run (at least three values), over fewer at the ends."""
     half, count = max(1, len(values) // 20), len(values)
-    sums = [0.0, *itertools.accumulate(values)]
+    sums = [
+        Fraction(0),
+        *itertools.accumulate(map(Fraction, values)),
+    ]  # exact: a spike would leave nothing of what follows it
     ends = [(max(0, i - half), min(count, i + half + 1)) for i in range(count)]
-    return [(sums[end] - sums[begin]) / (end - begin) for begin, end in ends]
+    return [float((sums[end] - sums[begin]) / (end - begin)) for begin, end in ends]
 
 
 def _style() -> dict[Any, Any]:

@@ -285,6 +285,7 @@ def test_shorten_keeps_what_matters():
 def test_smooth_is_a_running_mean():
     assert charts.smooth([1, 2, 3, 10]) == [1.5, 2, 5, 6.5]
     assert charts.smooth([5.0]) == [5.0]
+    assert charts.smooth([0.5] * 9 + [1e20] + [0.5] * 9)[11:] == [0.5] * 8  # what comes after a spike is as it was
     assert charts.smooth([]) == []
 
 
