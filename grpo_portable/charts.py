@@ -104,10 +104,8 @@ def panels(steps: Sequence[windows.Step]) -> list[Panel]:
 def smooth(values: Sequence[float]) -> list[float]:
     """Centred running mean over about a tenth of the run (at least three values), over fewer at the ends."""
     half, count = max(1, len(values) // 20), len(values)
-    sums = [
-        Fraction(0),
-        *itertools.accumulate(map(Fraction, values)),
-    ]  # exact: a spike would leave nothing of what follows it
+    # exact: rounded, a spike would leave nothing of what follows it
+    sums = [Fraction(0), *itertools.accumulate(map(Fraction, values))]
     ends = [(max(0, i - half), min(count, i + half + 1)) for i in range(count)]
     return [float((sums[end] - sums[begin]) / (end - begin)) for begin, end in ends]
 
