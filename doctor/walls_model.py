@@ -10,7 +10,7 @@ from doctor.shapes import Shape
 
 # Their activations exceed 65,504, float16's largest number: huggingface/transformers#36822 and the notes of its pull #37226
 # (Gemma 2 and 3), unsloth PR 5880 (Gemma 3 and 4, gpt-oss)
-_OVERFLOWS = re.compile(r"gemma-?(?:2|3n?|4)(?![\d.bm])|gpt-?oss", re.IGNORECASE)
+_OVERFLOWS = re.compile(r"gemma-?(?:2|3n?|4)(?![\d.bm])|(?:med|function)gemma|gpt-?oss", re.IGNORECASE)
 
 
 def overflows_in_float16(model: str) -> bool:

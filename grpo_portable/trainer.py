@@ -24,7 +24,7 @@ import torch
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig
 
-from grpo_portable import checkpoint, metrics, policy
+from grpo_portable import checkpoint, metrics, policy, record
 from grpo_portable.batches import Steps, micro_batches, questions_of
 from grpo_portable.correction import Gap, SamplerCorrection
 from grpo_portable.errors import EngineError
@@ -339,7 +339,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
         self.state.log_history.clear()  # metrics.jsonl is the history; this copy would grow in every checkpoint
 
     def _write_line(self, logs: Mapping[str, Any], memory: float) -> None:
-        record = metrics.line(
+        line = metrics.line(
             self.state.global_step,
             seconds=self.seconds(),
             step_s=time.perf_counter() - self._step_began,
@@ -350,10 +350,10 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
             reward_names=self.reward_func_names,
             memory=memory,
         )
-        append_line(self.run.metrics_file, record)
-        if told := self.plateau.see(record):
-            self.run.event("plateau", told, step=record["step"])
-        print(summary(record, self.recipe.steps), flush=True)
+        append_line(self.run.metrics_file, line)
+        if told := self.plateau.see(line):
+            self.run.event("plateau", told, step=line["step"])
+        print(summary(line, self.recipe.steps), flush=True)
 
     def seconds(self) -> float:
         """Seconds of training so far, those before a resume included."""
@@ -382,11 +382,13 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
     def _see_lines(self, steps: range) -> None:
         """Take the lines of the steps made so far into account, and tell of those that something else has damaged."""
         lines = list(read_lines(self.run.metrics_file))
-        for record in lines:
-            self.plateau.see(record)
-        there = {record.get("step") for record in lines}
+        for line in lines:
+            self.plateau.see(line)
+        there = {line.get("step") for line in lines}
         if gone := [step for step in steps if step not in there]:
-            self.run.event("resume", f"metrics.jsonl has lost the lines of {len(gone)} steps, from step {gone[0]} on")
+            record.tell_once(
+                self.run, "resume", f"metrics.jsonl has lost the lines of {len(gone)} steps, from step {gone[0]} on"
+            )
 
     def _settle_lines(self) -> None:
         if self.run.metrics_file.exists():
