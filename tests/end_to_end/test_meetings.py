@@ -26,9 +26,10 @@ def test_who_waits_is_not_ended_before_who_hangs_is_found(tmp_path: Path) -> Non
     silence = supervise.Limits().silence_s
 
     def work(rank: int) -> int:
-        processes.join(cpu=True)
+        mine = processes.join(cpu=True)
         group: Any = torch.distributed.group.WORLD
         assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() >= 2 * silence
+        mine.wait()  # the first process holds the others' meeting place: it may not leave while they join
         return 0
 
     assert several.forked(2, work, tmp_path / "log") == [0, 0], (tmp_path / "log").read_text()
