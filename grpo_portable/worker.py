@@ -76,10 +76,10 @@ def run_stages(run: RunFolder, stop: StopSignal) -> None:
         if task.get("only") == "evaluate":
             _evaluate_only(session, task)
             return
-        trained = _is_saved(run, run.adapter)
+        trained = _is_saved(session, run.adapter)
         evaluate_stage(session, "base")
         # of a run that is trained it was there, and only what was asked of it may be missing
-        if session.recipe.bootstrap_epochs > 0 and (not trained or _is_saved(run, run.bootstrapped)):
+        if session.recipe.bootstrap_epochs > 0 and (not trained or _is_saved(session, run.bootstrapped)):
             bootstrap_stage(session)
             evaluate_stage(session, "bootstrap")
         policy.restore(session.model, run.adapter) if trained else train_stage(session)
@@ -280,7 +280,7 @@ def _ask(session: Session, name: str, samples: int, tell: Callable[[evaluate.Pro
 def bootstrap_stage(session: Session) -> None:
     """The SFT in the target format, or its saved result."""
     run, recipe = session.run, session.recipe
-    if _is_saved(run, run.bootstrapped):
+    if _is_saved(session, run.bootstrapped):
         policy.restore(session.model, run.bootstrapped)
         return
     assert session.train is not None
@@ -409,14 +409,17 @@ def _newest(run: RunFolder, folder: Path, what: str) -> checkpoint.Checkpoint | 
     return saved
 
 
-def _is_saved(run: RunFolder, folder: Path) -> bool:
-    """Whether `_save` has filled the folder. A torn one is told and counts as none: it is made again, and replaced then."""
-    if not folder.is_dir():
-        return False
-    if policy.is_whole(folder):
-        return True
-    record.tell_once(run, "resume", f"{folder.name}/ is torn; it is made again from what was made before it")
-    return False
+def _is_saved(session: Session, folder: Path) -> bool:
+    """Whether `_save` has filled the folder, as the first process sees it: what follows all must do alike.
+
+    A torn one is told and counts as none: it is made again, and replaced then.
+    """
+    whole = folder.is_dir() and policy.is_whole(folder)
+    if folder.is_dir() and not whole:
+        record.tell_once(
+            session.run, "resume", f"{folder.name}/ is torn; it is made again from what was made before it"
+        )
+    return session.processes.as_main_says(whole)
 
 
 def _save(session: Session, folder: Path) -> None:
