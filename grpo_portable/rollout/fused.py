@@ -24,7 +24,7 @@ from grpo_portable.rollout.kv import Cache
 from grpo_portable.rollout.weights import Dense, Layer
 
 CHUNK = 1024  # logits one program of the sampler reads
-KEYS_A_SPLIT = 128
+KEYS_A_SPLIT = 128  # at least, where several programs share a row's keys: fewer are not worth the join
 KEYS = 32  # keys one turn of the attention's loop reads: small turns, four of them in flight, were fastest on an H200
 
 

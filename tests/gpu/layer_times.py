@@ -43,10 +43,11 @@ def dense(width: int, inputs: int, fp8: bool) -> tuple[Dense, ...]:
     return (Dense((weight / scale[:, None]).to(torch.float8_e4m3fn), None, scale, torch.ones((), device=HERE)),)
 
 
-def layer_of(shape: Shape, mlp: int, fp8: bool) -> Layer:
+def layer_of(shape: Shape, mlp: int, fp8: bool, head_norms: bool) -> Layer:
     ones, inner = torch.ones(shape.hidden, device=HERE, dtype=torch.bfloat16), shape.heads * shape.head_dim
+    head = ones[: shape.head_dim] if head_norms else None
     return Layer(
-        norm_in=ones, norm_attn_out=None, norm_mlp=ones, norm_mlp_out=None, norm_q=None, norm_k=None,
+        norm_in=ones, norm_attn_out=None, norm_mlp=ones, norm_mlp_out=None, norm_q=head, norm_k=head,
         qkv=dense(inner + 2 * shape.kv_heads * shape.head_dim, shape.hidden, fp8), out=dense(shape.hidden, inner, fp8),
         gate_up=dense(2 * mlp, shape.hidden, fp8), down=dense(shape.hidden, mlp, fp8),
     )  # fmt: skip
@@ -92,7 +93,7 @@ def main() -> None:
     for name in ("qwen3-4b", "qwen3-1.7b", "qwen3-0.6b", "smollm2-135m"):
         shape, mlp = shape_of(name)
         for fp8 in (False, True):
-            layers = [layer_of(shape, mlp, fp8) for _ in range(LAYERS)]
+            layers = [layer_of(shape, mlp, fp8, name.startswith("qwen3")) for _ in range(LAYERS)]
             for rows in (1, 8, 16, 32, 48, 64):
                 library, triton = (
                     microseconds(step_of(Fused(shape, HERE, skinny_rows=most), layers, rows)) for most in (0, 64)
