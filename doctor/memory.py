@@ -50,6 +50,7 @@ class Setting:
     device: str = "cuda"
     dropout: bool = False  # on the adapter's inputs
     fused_norms: bool = False  # torch has a fused norm for the card (doctor.readings.fused_norms)
+    repeats_keys: bool = False  # an update repeats keys and values for each head (doctor.readings.repeats_keys)
     spread: int = 1  # cards that hold the frozen blocks in parts (FSDP2); then rollouts come from elsewhere
 
 
@@ -109,7 +110,9 @@ def saved_bytes_per_token(shape: Shape, s: Setting) -> float:
     attention = value * (2 * query + 2 * key) + 4 * shape.heads  # q, k, v, what comes out; log-sum-exp of each head
     if shape.fused:  # v is a view of the one product that holds q and k before their turn as well
         attention += value * (query + key)
-    if s.base == "fp16":  # on cards before Ampere keys and values are repeated for each head (few_kernels.py)
+    if s.base == "fp16" or (
+        s.repeats_keys and s.base != "fp32"
+    ):  # fp16: the cards that have no bfloat16 are before Ampere
         attention += value * 2 * (query - key)
     gated = value * 4 * _wide(shape)  # gate, its activation, up, and their product: the last projection's input
     if shape.experts:  # tokens sorted by expert, before and after
@@ -276,13 +279,14 @@ def settle(
     fp8_copy: bool = False,
     dropout: bool = False,
     fused_norms: bool = False,
+    repeats_keys: bool = False,
     spread: int = 1,
 ) -> Settled:
     """The largest micro-batch and rollout chunk of this path that fit `have_gib` (for `cpu`: free system memory).
 
     `fits` is judged at the smallest setting: one completion in a backward pass, one group of rollouts, checkpointing, no
     rollout copy unless the path is made of one. When that does not fit it is returned as it is. Groups stay whole.
-    `dropout` and `fused_norms` as in `Setting`: unless it is known that norms are fused, more is counted.
+    `dropout`, `fused_norms` and `repeats_keys` as in `Setting`: unless it is known that norms are fused, more is counted.
     `fp8_copy` allows 4-bit weights an FP8 rollout copy where a 16-bit one has no room (the card must multiply FP8). With
     `spread` so many cards hold the 16-bit weights in parts; other paths than those of `SPREAD_PATHS` keep them whole.
     """
@@ -298,6 +302,7 @@ def settle(
         shared=shared,
         dropout=dropout,
         fused_norms=fused_norms,
+        repeats_keys=repeats_keys,
         spread=spread if path in SPREAD_PATHS else 1,
     )
     bases = _kinds(path, smallest)

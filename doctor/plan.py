@@ -16,7 +16,7 @@ from doctor.diagnosis import BF16_PATHS, FP8_PATHS, PATHS, VLLM_PATHS, Diagnosis
 from doctor.facts import Facts, Gpu
 from doctor.install_lines import after_install
 from doctor.memory import Settled, settle
-from doctor.readings import Card, cards_or_unknown, fused_norms
+from doctor.readings import Card, cards_or_unknown, update_options
 from doctor.shapes import Shape, shape_of
 from doctor.together import Together, together
 from doctor.walls import better, card_walls, closed_on, codes_closing, find_walls, lasting, machine_walls
@@ -58,7 +58,7 @@ def diagnose(facts: Facts, model: str | None = None, **options: Any) -> Diagnosi
     `options` go to `doctor.memory.settle`: group_size, prompts_per_step, prompt_tokens, completion_tokens, lora_rank, dora,
     optimizer. Unknown memory or an unknown model counts as fitting; nothing is looked up on a network.
     """
-    options = {"fused_norms": fused_norms(facts), **options}
+    options = {**update_options(facts), **options}
     shape = shape_of(model) if model else None
     walls = find_walls(facts, shape)
     own = [*machine_walls(facts), *lock_walls(facts)]

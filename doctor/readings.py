@@ -178,6 +178,16 @@ def linux(facts: Facts) -> bool | None:
     return None if facts.host.platform is None else facts.host.platform.lower() in ("linux", "wsl2")
 
 
+def update_options(facts: Facts) -> dict[str, bool]:
+    """What of a machine decides how much an update keeps, as `doctor.memory.settle` asks for it."""
+    return {"fused_norms": fused_norms(facts), "repeats_keys": repeats_keys(facts)}
+
+
+def repeats_keys(facts: Facts) -> bool:
+    """Whether an update repeats keys and values for each head (grpo_portable/few_kernels.py): on cards before Ampere."""
+    return any(card.capability is not None and card.capability < (8, 0) for card in cards(facts) or ())
+
+
 def fused_norms(facts: Facts) -> bool:
     """Whether torch is known to have a fused RMS norm for the card, one that keeps its input as it came.
 

@@ -16,7 +16,7 @@ from doctor import speed_cpu
 from doctor.cards import Card, CardError, find_card
 from doctor.diagnosis import Diagnosis
 from doctor.memory import Setting, kv_bytes_per_token, settle, weight_bytes
-from doctor.readings import fused_norms
+from doctor.readings import update_options
 from doctor.shapes import Shape, shape_of
 
 BANDWIDTH_SHARE = 0.85  # of the data sheet's bandwidth, reached by large reads
@@ -85,7 +85,7 @@ def estimate(diagnosis: Diagnosis, **sizes: Any) -> StepEstimate | None:
         card, _ = find_card(gpu.name)
     except CardError:
         return None
-    options = {"fused_norms": fused_norms(diagnosis.facts), **sizes}
+    options = {**update_options(diagnosis.facts), **sizes}
     setting = settle(shape, str(plan.path), plan.memory.have_gib if plan.memory else None, **options).setting
     prompts, group = sizes.get("prompts_per_step", 8), sizes.get("group_size", 8)
     return step_estimate(shape, setting, card, prompts=prompts, group_size=group)

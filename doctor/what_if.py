@@ -17,7 +17,7 @@ from doctor.diagnosis import PATHS, Diagnosis
 from doctor.facts import Driver, Facts, Gpu, Host, Probe, Toolkit
 from doctor.install_sets import SETS, PackageSet, refusals
 from doctor.memory import Settled, completions, settle
-from doctor.readings import fused_norms
+from doctor.readings import update_options
 from doctor.shapes import Shape, shape_of
 from doctor.speed import StepEstimate, step_estimate
 from doctor.spread import Spread, arithmetic, spread
@@ -158,7 +158,7 @@ def _answer(card: Card, count: int, model: str) -> WhatIf:
         "prompt_tokens": PROMPT_TOKENS,
         "completion_tokens": COMPLETION_TOKENS,
         "lora_rank": RANK,
-        "fused_norms": fused_norms(facts),
+        **update_options(facts),
     }
     diagnosis = diagnose(facts, model, **options)
     shape, path = shape_of(model), diagnosis.plan.path

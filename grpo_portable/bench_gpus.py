@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -182,7 +183,7 @@ def main(arguments: Sequence[str]) -> int:
         parts = [wanted] if given.together or len(wanted) == 1 else [wanted[:1], wanted]
         report = _rollout(given, parts) if given.what == "rollout" else _step(given, parts)
     except GrpoPortableError as error:
-        print("\n".join(error.lines()))
+        print("\n".join(error.lines()), file=sys.stderr)
         return error.exit_code
     print(json.dumps(report, indent=1) if given.json else table(report))
     return 0

@@ -196,7 +196,7 @@ def main(arguments: Sequence[str]) -> int:
             prepared = launch.prepare(name, auto=True, overrides=settings, facts_file=given.facts)
             report = bench_step(prepared.settled, max(1, given.steps), sides, limit_s=given.limit)
     except GrpoPortableError as error:
-        print("\n".join(error.lines()))
+        print("\n".join(error.lines()), file=sys.stderr)
         return error.exit_code
     print(json.dumps(report, indent=1) if given.json else table(report))
     return 0

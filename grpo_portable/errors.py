@@ -26,8 +26,8 @@ import re
 
 # A sentence's first word that is no ordinary one keeps its capital; `CUDA`, `FP8` and `KeyError:` do so by their form.
 _NAME = re.compile(
-    r"(?:Ada|Ampere|Apple|Blackwell|Docker|Gemma|Hopper|Intel|Jetson|Linux|Llama|Metal|Mistral|Orin|Phi|Python|Quadro|Qwen|Radeon"
-    r"|Ray|Slurm|Tesla|Torch|Transformers|Triton|Turing|Unsloth|Volta|Windows)\b"
+    r"(?:Accelerate|Ada|Ampere|Apple|Blackwell|Colab|Docker|Gemma|Hopper|Intel|Jetson|Linux|Llama|Metal|Mistral|Nvidia|Orin|Pascal|Phi|Python|Quadro|Qwen|Radeon"
+    r"|Ray|Slurm|Tesla|Torch|Transformers|Triton|Turing|Ubuntu|Unsloth|Volta|Windows)\b"
 )
 _ORDINARY = re.compile(r"[A-Z][a-z]*(?=[ ,;']|$)")
 _ERRNO = re.compile(r"^\[Errno \d+\] ")

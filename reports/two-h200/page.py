@@ -52,10 +52,10 @@ def page(
         "",
         f"**A whole step: {_times(step['times'], WANTED['step'])}. "
         f"Its rollouts: {_times(step['rollout_times'], WANTED['rollout'])}.** "
-        "The same global batch on one card and on both; no other work on either card.",
+        "The same global batch on one card and on both.",
         "",
-        "`bash tests/gpu/two_cards.sh speed` (`step.json`): random weights, one step to warm up, the median of the others.",
-        "Seconds of a step are those of the run's own metrics, meeting points included; those of a rollout are the slower",
+        "`bash tests/gpu/two_cards.sh speed` (`step.json`): random weights, one step to warm up, the median of the two after",
+        "it. Seconds of a step are those of the run's own metrics, meeting points included; those of a rollout are the slower",
         "card's, with the engine's sync. `topology.txt` says how the cards are joined, `facts.json` what the machine is.",
         "",
         "```",

@@ -21,6 +21,7 @@ from grpo_portable.errors import EngineError, PathClosed, clause
         ("KeyError: 'x'", "KeyError: 'x'"),
         ("Error: it broke", "Error: it broke"),
         ("Tesla T4 has compute capability 7.5", "Tesla T4 has compute capability 7.5"),
+        ("Pascal cards have no bfloat16", "Pascal cards have no bfloat16"),
         ("Unsloth imports bitsandbytes", "Unsloth imports bitsandbytes"),
         ("GeForce RTX 5090 needs CUDA 12.9", "GeForce RTX 5090 needs CUDA 12.9"),
         ("docker run --gpus all ...", "docker run --gpus all ..."),

@@ -100,6 +100,16 @@ def test_saved_bytes_by_hand() -> None:
         assert saved_bytes_per_token(QWEN, setting) == expected
 
 
+def test_keys_are_repeated_on_cards_before_ampere_on_4_bit_bases_too() -> None:
+    shape = shape_of("Qwen/Qwen3-4B")
+    assert shape is not None
+    few, more = (
+        saved_bytes_per_token(shape, Setting(base="nf4", lora_rank=32, repeats_keys=repeats))
+        for repeats in (False, True)
+    )
+    assert more - few == 4 * 32 * 128 - 4 * 8 * 128  # 4 Q - 4 K
+
+
 @pytest.mark.parametrize("model", ["google/gemma-2b", "google/gemma-2-2b", "google/gemma-3-4b-it"])
 def test_gemmas_norms_are_never_counted_as_fused(model: str) -> None:
     """They multiply by 1 + weight, which torch's kernel does not: few_kernels.py leaves them alone."""

@@ -66,22 +66,25 @@ def descendants(pid: int) -> list[int]:
 
 
 def some_time(made: RunFolder, put_in: faulty.PutIn, seconds: float, everything: bool) -> str | None:
-    """Supervise for so long, then kill the worker, or everything; what the worker was doing, None when the run was done."""
+    """Supervise for so long, then kill the newest process, or everything; what it was doing, or None: the run was done."""
     supervisor = os.fork()
     if supervisor == 0:
+        code = 1
         try:
             with (made.path / "supervisor.log").open("a") as out, contextlib.redirect_stderr(out):
-                supervised(made, put_in, every_time=True)
+                code = int(supervised(made, put_in, every_time=True).told is not None)
         finally:
-            os._exit(0)
+            os._exit(code)
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
-        if os.waitpid(supervisor, os.WNOHANG)[0]:
+        ended, status = os.waitpid(supervisor, os.WNOHANG)
+        if ended:
+            assert status == 0, (made.path / "supervisor.log").read_text()
             return None
         time.sleep(0.002)
     workers = descendants(supervisor)
     doing = str(made.read_json("heartbeat").get("doing") or "starting")
-    victims = [supervisor, *workers] if everything else workers[-1:]
+    victims = [supervisor, *workers] if everything or not workers else workers[-1:]
     for pid in victims:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
