@@ -79,4 +79,4 @@ def test_every_group_of_a_shape_is_learnt_from():
 )
 def test_a_command_that_cannot_be_meant_is_refused(words, capsys):
     assert main(words) == 2
-    assert capsys.readouterr().out
+    assert capsys.readouterr().err
