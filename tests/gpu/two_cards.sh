@@ -49,9 +49,9 @@ rollout() {
     joined rollout "$TO/rollout-1" "$TO/rollout-2"
 }
 smollm2() {  # what they learn is compared, not their seconds: both at once
-    go smollm2-one-card 240 $SMOL --path bf16-hf --set steps=16 --set bootstrap_epochs=0.2 --gpus 1 &
+    go smollm2-one-card 300 $SMOL --path bf16-hf --set steps=16 --set bootstrap_epochs=0.2 --gpus 1 &
     sleep 3  # starts that import torch at the same second look like hangs to the doctor
-    go smollm2-two-cards 240 $SMOL --path bf16-hf --set steps=16 --set bootstrap_epochs=0.2 --gpus 0,1
+    go smollm2-two-cards 300 $SMOL --path bf16-hf --set steps=16 --set bootstrap_epochs=0.2 --gpus 0,1
     wait
     python3 -m grpo_portable compare smollm2-one-card smollm2-two-cards 2>&1 | tee "$TO/compare.txt"
 }
