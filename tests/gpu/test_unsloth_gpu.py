@@ -78,7 +78,8 @@ def test_one_copy_of_the_weights_and_one_distribution(path: str, source: str, tm
     seen = json.loads(out.read_text())
     print(f"\n{seen}")
     assert seen["shared_bytes"] > 0.5 * seen["policy_bytes"]  # all but what each side keeps for itself
-    assert seen["padding"] < 0.1  # a left-padded row learns what the row alone would
+    # a left-padded row learns what the row alone would, up to FP8's rounding, and nothing like one whose padding is attended to
+    assert seen["padding"] < 0.25 and seen["padding"] < 0.5 * seen["padding_seen"]
     assert abs(seen["gap"]) < 0.05 and abs(seen["gap_after_update"]) < 0.05
     assert seen["greedy_changed"]
     assert seen["kv_given_back_gib"] > 0.5 * seen["kv_gib"]
@@ -136,14 +137,20 @@ def look(source: str, path: str) -> dict[str, Any]:
     row = list(after[0][0].token_ids)
     ids = torch.tensor([[*prompts[0], *row]], device="cuda")
     pad = torch.full((1, 40), shared.loaded.tokenizer.pad_token_id, device="cuda")
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-        alone = model(input_ids=ids).logits[0, -len(row) - 1 : -1].float().log_softmax(-1)
-        model.train()
-        mask = torch.cat([torch.zeros_like(pad), torch.ones_like(ids)], 1)
-        padded = model(input_ids=torch.cat([pad, ids], 1), attention_mask=mask).logits[0, -len(row) - 1 : -1]
+    # all three as the policy learns, since FP8 rounds another way when it does not
+    model.train()
+    whole = torch.cat([pad, ids], 1)
+    real = torch.cat([torch.zeros_like(pad), torch.ones_like(ids)], 1)
     chosen = torch.tensor(row, device="cuda")[:, None]
-    difference = padded.float().log_softmax(-1).gather(1, chosen) - alone.gather(1, chosen)
-    seen["padding"] = float(difference.abs().mean())
+
+    def logprobs(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            logits = model(input_ids=tokens, attention_mask=mask).logits[0, -len(row) - 1 : -1]
+        return logits.float().log_softmax(-1).gather(1, chosen)
+
+    alone = logprobs(ids, torch.ones_like(ids))
+    seen["padding"] = float((logprobs(whole, real) - alone).abs().mean())
+    seen["padding_seen"] = float((logprobs(whole, torch.ones_like(whole)) - alone).abs().mean())
     engine.close()
     return seen
 

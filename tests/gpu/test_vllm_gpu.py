@@ -230,12 +230,13 @@ class TestSixteenBit:
         adapted, engine = made
         engine.sync(adapted)
         asked = prompts(adapted)
-        stop = engine.generate(asked, 1, GREEDY)[0][0].token_ids[5]
-        groups = engine.generate(asked, 1, replace(GREEDY, stop_ids=(stop,)))
+        # one of every row: a row that parts at a near tie the second time may not come to its own
+        stops = tuple({row.token_ids[5] for (row,) in engine.generate(asked, 1, GREEDY)})
+        groups = engine.generate(asked, 1, replace(GREEDY, stop_ids=stops))
         near_ties(adapted, asked, groups)
         for (row,) in groups:
-            assert stop not in row.token_ids[:-1]
-            ended = row.token_ids[-1] == stop
+            assert not set(stops) & set(row.token_ids[:-1])
+            ended = row.token_ids[-1] in stops
             assert ended or len(row.token_ids) == 48
             assert row.finish_reason == ("stop" if ended else "length")
         assert any(row.finish_reason == "stop" for (row,) in groups)
@@ -277,7 +278,9 @@ class TestAllWeights:
     @pytest.fixture(scope="class")
     @classmethod
     def made(cls, source: str) -> Iterator[tuple[Any, Any]]:
-        yield from opened(source, "auto", sleep=True, lora_rank=0)
+        yield from opened(
+            source, "auto", sleep=False, lora_rank=0
+        )  # vLLM's sleeping memory is for one engine a process
 
     def test_all_weights_are_taken_over(self, made: Any) -> None:
         trained, engine = made
@@ -317,7 +320,8 @@ def test_how_long_it_takes_to_start(source: str, graphs: str, tmp_path: Path) ->
     """Each in a process of its own, as in a run. Seconds and tokens per second are printed, not judged."""
     script = tmp_path / "start.py"
     script.write_text(START)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # what this process finds, it finds
+    places = [str(Path(__file__).parent), *filter(None, sys.path)]  # what this process finds, it finds
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     command = [sys.executable, str(script), source, graphs]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr[-3000:]
