@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,12 +53,15 @@ class Decoder:
         self.tick = torch.zeros(1, dtype=torch.long, device=device)
         self.graphs = Graphs(device)
         self.captures = self.graphs.enabled  # whether prefills are
-        self._prompts: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._prompts: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        self._joining: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None  # prompts of the next step
+        self._due: list[tuple[list[int], list[int], int]] = []  # copies of their keys, made after it
         self._met: Counter[tuple[int, int]] = Counter()
 
     def begin(self, stops: Collection[int], drawing: Drawing) -> None:
         """Prepare a rollout: its stop ids, and the marks of seen tokens where a repetition penalty reads them."""
         self.alive.zero_()
+        self._joining, self._due = None, []  # of a rollout that was broken off
         wanted = torch.tensor(sorted(stops) or [-1], device=self.device)
         if self.stops.shape != wanted.shape:
             self.stops = wanted
@@ -82,11 +86,19 @@ class Decoder:
         input, so that every completion token, the first too, is drawn in `advance`.
         """
         fresh = [b for b, holder in enumerate(holders) if holder is None]
-        for first, last in self._batches([prompts[b] for b in fresh]):
-            self._prefill(weights, [prompts[b] for b in fresh[first:last]], [copies[b][0] for b in fresh[first:last]])
+        batches = self._batches([prompts[b] for b in fresh])
+        for first, last in batches:
+            chosen = fresh[first:last]
+            self._prefill(
+                weights, [prompts[b] for b in chosen], [copies[b][0] for b in chosen], joins=len(batches) == 1
+            )
         for prompt, group, holder in zip(prompts, copies, holders, strict=True):
             others = list(group[1:] if holder is None else group)
-            self.cache.copy([group[0] if holder is None else holder] * len(others), others, len(prompt) - 1)
+            copy = [group[0] if holder is None else holder] * len(others), others, len(prompt) - 1
+            if holder is None and self._joining is not None:
+                self._due.append(copy)
+            else:
+                self.cache.copy(*copy)
         start = np.array([len(p) - 1 for p, group in zip(prompts, copies, strict=True) for _ in group])
         inputs = [p[-1] for p, group in zip(prompts, copies, strict=True) for _ in group]
         state = np.stack([[row for group in copies for row in group], inputs, start, start + limits])
@@ -118,8 +130,14 @@ class Decoder:
         self.tick.zero_()
         for done in range(steps):
             span = self._span(longest + done + 1)
-            step = partial(self._step, weights, rows, span, drawing)
-            self.graphs.run((rows, span, drawing), step, self._still)
+            joining = self._join(weights, rows) if done == 0 else None
+            step = partial(self._step, weights, rows, span, drawing, joining)
+            shape = () if joining is None else joining[0].shape
+            self.graphs.run((rows, span, drawing, *shape), step, self._still)
+            if done == 0:
+                for copy in self._due:
+                    self.cache.copy(*copy)
+                self._due = []
         return self.drawn[:steps, :rows].cpu().numpy(), self.logprobs[:steps, :rows].cpu().numpy()
 
     def move(self, moves: Sequence[tuple[int, int]], longest: int) -> None:
@@ -137,10 +155,26 @@ class Decoder:
         """End rows from outside: their stop string has come."""
         self.alive[torch.tensor(rows, device=self.device)] = False
 
-    def _step(self, weights: Weights, rows: int, span: int, drawing: Drawing) -> None:
+    def _join(self, weights: Weights, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """The prompts that wait for a step of `rows` rows. Only steps of all rows take them, so that few sizes are captured;
+        before others they are prefilled here."""
+        joining, self._joining = self._joining, None
+        if joining is None or rows == self.rows:
+            return joining
+        prefill = partial(forward.prefill, weights, self.tables, self.cache, joining[0], joining[1], self.run)
+        self.graphs.run(("prompts", *joining[0].shape), prefill, free_to_repeat)
+        return None
+
+    def _step(self, weights: Weights, rows: int, span: int, drawing: Drawing, joining: Any = None) -> None:
         tokens, lengths, alive = self.tokens[:rows], self.lengths[:rows], self.alive[:rows]
         held = forward.Rows(lengths, self.leaders[:rows], self.shared[:rows], span)
-        logits = forward.step(weights, self.tables, self.cache, tokens, held, self.run)
+        if joining is None:
+            logits = forward.step(weights, self.tables, self.cache, tokens, held, self.run)
+        else:
+            prompts, places, counts = joining
+            logits = forward.step_with_prompts(
+                weights, self.tables, self.cache, tokens, held, prompts, places, counts, self.run
+            )
         seen = None if self.seen is None or drawing.penalty == 1 else self.seen[:rows]
         noise = self.noise[:rows].gather(1, lengths[:, None])[:, 0]
         drawn, logprobs = self.run.draw(logits, noise, drawing, seen)
@@ -174,26 +208,32 @@ class Decoder:
             return min(needed, self.capacity)
         return min(-(-needed // SPAN) * SPAN, self.capacity)
 
-    def _prefill(self, weights: Weights, prompts: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
-        """Keys and values of prompts, longest first, but for their last tokens, into `rows`."""
+    def _prefill(
+        self, weights: Weights, prompts: Sequence[Sequence[int]], rows: Sequence[int], *, joins: bool = False
+    ) -> None:
+        """Keys and values of prompts, longest first, but for their last tokens, into `rows`; now, or if it `joins`, with the
+        next step where that can be."""
         longest = len(prompts[0]) - 1
         if longest < 1:
             return
         held = self._held(len(prompts), -(-longest // WIDTH) * WIDTH) if self.captures else None
         width = -(-longest // self.run.multiple) * self.run.multiple if held is None else held[0].shape[1]
         padded = [list(p[:-1]) + [p[0]] * (width - len(p) + 1) for p in prompts]
-        given = torch.tensor(padded, device=self.device), torch.tensor(rows, device=self.device)
+        given = [torch.tensor(v, device=self.device) for v in (padded, list(rows), [len(p) - 1 for p in prompts])]
         if held is None:
-            forward.prefill(weights, self.tables, self.cache, *given, self.run)
+            forward.prefill(weights, self.tables, self.cache, given[0], given[1], self.run)
             return
         for tensor, content in zip(held, given, strict=True):
             tensor.copy_(content)
-        prefill = partial(forward.prefill, weights, self.tables, self.cache, *held, self.run)
+        if joins and self.run.joins:
+            self._joining = held
+            return
+        prefill = partial(forward.prefill, weights, self.tables, self.cache, *held[:2], self.run)
         self.graphs.run(("prompts", *held[0].shape), prefill, free_to_repeat)
 
-    def _held(self, count: int, width: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Tokens [count, width] and rows [count] that a captured prefill reads; None for a size that is not worth capturing:
-        a large one, one met a few times only, or one more than there is room for."""
+    def _held(self, count: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """Tokens [count, width], rows [count] and lengths [count] that a captured prefill reads; None for a size that is not
+        worth capturing: a large one, one met a few times only, or one more than there is room for."""
         size = (count, width)
         if size not in self._prompts:
             self._met[size] += 1
@@ -201,7 +241,8 @@ class Decoder:
             if few or count * width > CAPTURED_TOKENS or len(self._prompts) == CAPTURED_SIZES:
                 return None
             tokens = torch.zeros(size, dtype=torch.long, device=self.device)
-            self._prompts[size] = tokens, torch.zeros(count, dtype=torch.long, device=self.device)
+            rows, lengths = (torch.zeros(count, dtype=torch.long, device=self.device) for _ in range(2))
+            self._prompts[size] = tokens, rows, lengths
         return self._prompts[size]
 
     def _batches(self, prompts: Sequence[Sequence[int]]) -> list[tuple[int, int]]:

@@ -40,6 +40,7 @@ class Plain:
 
     name = "plain"
     multiple = 1  # widths that prompts are best padded to
+    joins = False  # whether prompts can be tokens of a decode step: `ready_for_both`, `both`, `first`
 
     def __init__(self, shape: Shape, reason: str = "") -> None:
         self.shape, self.reason = shape, reason
@@ -123,6 +124,24 @@ def step(weights: Weights, tables: Tables, cache: Cache, tokens: torch.Tensor, r
         x, q = run.before(x, pending, layer, index, ready)
         x, pending = run.after(x, run.attend(q, index, ready), layer)
     return logits_of(weights, run.shape, run.normed(x, pending, weights.norm)[1])
+
+
+def step_with_prompts(
+    weights: Weights, tables: Tables, cache: Cache, tokens: torch.Tensor, rows: Rows, prompts: torch.Tensor,
+    places: torch.Tensor, counts: torch.Tensor, run: Any,
+) -> torch.Tensor:  # fmt: skip
+    """`step`, and in the same products what `prefill` does for `prompts` [B, P] of `counts` [B] tokens, into rows `places` [B].
+
+    Rows of these prompts may be among those that step: a layer's keys are there before its attention. P is at most L - 1: what
+    pads a prompt goes to its row's last position, which no row reaches.
+    """
+    ready = run.ready_for_both(tables, cache, rows, prompts, places, counts)
+    x, pending = embedded(weights, run.shape, torch.cat((tokens, prompts.reshape(-1)))), None
+    for index, layer in enumerate(weights.layers):
+        x, out = run.both(x, pending, layer, index, ready)
+        x, pending = run.after(x, out, layer)
+    count = tokens.shape[0]
+    return logits_of(weights, run.shape, run.normed(x[:count], run.first(pending, count), weights.norm)[1])
 
 
 def prefill(

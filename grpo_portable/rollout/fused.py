@@ -51,6 +51,7 @@ class Narrow(NamedTuple):
 class Fused(Plain):
     name = "fused"
     multiple = 16  # so that no FP8 product needs padding of its own
+    joins = True
 
     def __init__(self, shape: Shape, device: torch.device, reason: str = "", skinny_rows: int = 0) -> None:
         super().__init__(shape, reason)
@@ -85,10 +86,47 @@ class Fused(Plain):
             turns = {name: (cos[positions], sin[positions]) for name, (cos, sin) in tables.items()}
             return super().prompt(x, pending, layer, index, (cache, rows, turns))
         x, q = self._heads(x, pending, layer, index, tables, cache, positions, slots)
-        if index + 1 == self.shape.layers:
-            return x, None
-        out = attention.flash_prompts(q, cache.keys[index], cache.values[index], packed, length, self.shape, index)
-        return x, out.view(x.shape[0], -1)
+        return x, None if index + 1 == self.shape.layers else self._among_prompts(q, index, cache, packed, length)
+
+    def _among_prompts(self, q: torch.Tensor, index: int, cache: Cache, packed: Any, length: int) -> torch.Tensor:
+        """Causal attention of prompts whose keys and values lie in the cache."""
+        keys, values = cache.keys[index], cache.values[index]
+        if cache.kind == "flash":
+            return attention.flash_prompts(q, keys, values, packed, length, self.shape, index).view(q.shape[0], -1)
+        rows = packed[1][:-1].long() // cache.capacity
+        q = q.view(rows.shape[0], length, *q.shape[1:])
+        k, v = (t[rows, :length] for t in (keys, values))
+        return attention.prefill(q, k, v, self.shape, self.shape.windows[index]).reshape(rows.shape[0] * length, -1)
+
+    def ready_for_both(
+        self, tables: Tables, cache: Cache, held: Rows, prompts: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor
+    ) -> Any:
+        """What every layer of `forward.step_with_prompts` needs."""
+        length = prompts.shape[1]
+        *_, own = self.ready(tables, cache, held)
+        _, _, at, slots, packed, _ = self.ready_for_prompts(tables, cache, rows, length)
+        pads = at >= counts.repeat_interleave(length, output_size=at.shape[0])
+        last = (rows * cache.capacity + cache.capacity - 1).repeat_interleave(length, output_size=at.shape[0])
+        slots = torch.where(pads, last, slots)
+        return (tables, cache, held, own), torch.cat((held.lengths, at)), torch.cat((own, slots)), packed, length
+
+    def both(
+        self, x: torch.Tensor, pending: Any, layer: Layer, index: int, ready: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual, and the attention of rows and, behind them, of prompts [N + B * P, H * D]."""
+        (tables, cache, held, own), positions, slots, packed, length = ready
+        x, q = self._heads(x, pending, layer, index, tables, cache, positions, slots)
+        count = own.shape[0]
+        mine = self.attend(q[:count], index, (tables, cache, held, own))
+        return x, torch.cat((mine, self._among_prompts(q[count:], index, cache, packed, length)))
+
+    def first(self, pending: Any, count: int) -> Any:
+        """What is pending for the first `count` tokens; it is no sum of parts, since a step with prompts has too many rows."""
+        if not isinstance(pending, Scaled):
+            return pending[:count]
+        return pending._replace(
+            value=pending.value[:count], rows=None if pending.rows is None else pending.rows[:count]
+        )
 
     def normed(self, x: torch.Tensor, pending: Any, factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, h = self._normed(x, pending, factors, narrow=False)

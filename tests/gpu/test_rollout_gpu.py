@@ -204,6 +204,29 @@ def test_captured_prefills_leave_the_keys_that_uncaptured_ones_leave(
     assert set(captured._prompts) == {(2, 128)} and not plain._prompts
 
 
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mistral"])
+def test_prompts_that_join_steps_leave_what_prefills_leave(family: str) -> None:
+    policy, exact = (rollouts.model(family, d, head_dim=32).cuda() for d in (torch.bfloat16, torch.float32))
+    prompts = rollouts.prompts(*(60 + i % 4 for i in range(24)))
+    sampling, off = Sampling(max_tokens=40, seed=3, stop_ids=tuple(range(1, 9))), {}
+    for joins in (False, True):
+        engine = PortableRollout(policy, None, rows=8)
+        if not isinstance(engine.run, Fused):
+            pytest.skip(engine.run.reason)
+        engine.run.joins = joins
+        for _ in range(3):  # as they come, captured, replayed
+            made = engine.generate(prompts, 4, sampling)
+        assert any(len(key) == 5 for key in engine._decoder.graphs._graphs) == joins
+        off[joins] = torch.cat(
+            [
+                (torch.tensor(c.logprobs) - rollouts.logprobs(exact, p, c)).abs()
+                for p, g in zip(prompts, made, strict=True)
+                for c in g
+            ]
+        )
+    assert off[True].mean() < 1.3 * off[False].mean() + 1e-3
+
+
 def test_a_captured_prefill_reads_updated_weights() -> None:
     policy = rollouts.model("qwen3").cuda()
     engine, prompts = PortableRollout(policy, None, rows=4, fuse=False), rollouts.prompts(12, 50)

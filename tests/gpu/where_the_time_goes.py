@@ -106,12 +106,28 @@ def admissions(policy: Any, vocab: int) -> None:
     Schedule._enough = kept
 
 
+def joined(policy: Any, vocab: int) -> None:
+    """The same work with small prefills on their own, and as tokens of a step."""
+    spread = Workload(prompts=32, shortest=20, rows=64)
+    prompts = torch.randint(1, vocab, (32, PROMPT)).tolist()
+    for joins in (False, True, False, True):
+        engine, took = PortableRollout(policy, None, rows=64, copy="bf16"), []
+        engine.run.joins = joins
+        for _ in range(6):
+            begin = time.perf_counter()
+            engine.generate(prompts, 8, Sampling(max_tokens=NEW, seed=0), limits=spread.limits())
+            took.append(time.perf_counter() - begin)
+        print(f"64 rows, prompts {'join steps' if joins else 'on their own'}: {[round(t, 3) for t in took]} s")
+        engine.close()
+
+
 def main() -> None:
     config = config_of(sys.argv[1] if len(sys.argv) > 1 else "qwen3-4b")
     where = torch.device("cuda")
     policy, _ = random_policy(config, "dense", 32, 0, where, torch.bfloat16)
     for rows in (64, 256):
         parts(policy, config.vocab_size, rows)
+    joined(policy, config.vocab_size)
     admissions(policy, config.vocab_size)
     for copy in ("bf16", "fp8"):
         steps(policy, config.vocab_size, copy)
