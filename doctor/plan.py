@@ -65,7 +65,7 @@ def diagnose(facts: Facts, model: str | None = None, **options: Any) -> Diagnosi
     places = _places(facts, shape, own, options)
     place = min(places, key=_preference)
     path = place.best()
-    walls = (*walls, *model_walls(model, shape, path))
+    walls = (*walls, *model_walls(model, shape, path, _dtype(path, place.closed)))
     closing = codes_closing(walls)
     states = {p: PathState(open=not closing[p], fits=_anywhere(places, p), walls=closing[p]) for p in PATHS}
     after = _after_fix(facts, shape, own, options, states, path)

@@ -18,8 +18,8 @@ def overflows_in_float16(model: str) -> bool:
     return _OVERFLOWS.search(model.rstrip("/").rsplit("/", 1)[-1]) is not None
 
 
-def model_walls(model: str | None, shape: Shape | None, path: str | None) -> Iterator[Wall]:
-    """What closes nothing, but goes wrong with this model on the path chosen."""
+def model_walls(model: str | None, shape: Shape | None, path: str | None, dtype: str | None) -> Iterator[Wall]:
+    """What closes nothing, but goes wrong with this model on the path chosen, which computes in `dtype`."""
     if model is None or path is None:
         return
     stored = shape.stored if shape is not None else None
@@ -35,7 +35,7 @@ def model_walls(model: str | None, shape: Shape | None, path: str | None) -> Ite
             (Help("Name the 16-bit checkpoint of the same model; the engine makes its own copy", None, "certain"),),
             "More steps or a larger learning rate",
         )
-    if path.startswith("fp16") and overflows_in_float16(model):
+    if dtype == "float16" and overflows_in_float16(model):
         yield Wall(
             "MODEL-FLOAT16",
             (),
