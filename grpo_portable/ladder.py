@@ -13,7 +13,7 @@ import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from doctor.diagnosis import PATHS
@@ -31,6 +31,7 @@ EXIT = {
 }
 KINDS = ("done", *EXIT, "import", "killed", "hang", "crash")
 MOST_ROW_CUT = 16  # rows generated at once are halved to this part; with fewer a lower path is the faster one
+SAME_CODE = "vLLM's own code is broken, and every path of vLLM loads it"  # why a path is not even tried
 CPU_PARAMETERS_LIMIT = 500_000_000  # above this the last rung, the CPU, would take weeks and is left out
 
 
@@ -63,10 +64,14 @@ class Ending:
 
 @dataclass(frozen=True)
 class Step:
-    """The decision after an ending: the next rung (None: stop here) and why."""
+    """The decision after an ending: the next rung (None: stop here) and why.
+
+    `passed`: the open paths between the two that were left out, each with its reason.
+    """
 
     rung: Rung | None
     reason: str
+    passed: Mapping[str, str] = field(default_factory=dict)
 
 
 OUT_OF_MEMORY = re.compile(
@@ -197,11 +202,13 @@ def next_step(
     kept = replace(first, backend="plain", gpus=rung.gpus, processes=rung.processes)
     if rung.backend != "plain":
         return Step(shared(replace(kept, path=rung.path), step), _failed(f"the {rung.backend} backend", ending))
-    below = _below(rung.path, [p for p in rungs if not (_same_code(ending) and p.endswith("-vllm"))])
+    open_below = [p for p in rungs if PATHS.index(p) > PATHS.index(rung.path)]
+    passed = {p: SAME_CODE for p in open_below if p.endswith("-vllm")} if _same_code(ending) else {}
+    below = next((p for p in open_below if p not in passed), None)
     if below is None:
         return Step(None, f"no path is open below {rung.path}")
     lower = replace(kept, path=below) if below != PATHS[-1] else replace(kept, path=below, gpus=(), processes=1)
-    return Step(shared(lower, step), _failed(rung.path, ending))
+    return Step(shared(lower, step), _failed(rung.path, ending), passed)
 
 
 def _failed(what: str, ending: Ending) -> str:
@@ -249,11 +256,6 @@ def rungs_from_answer(answer: Mapping[str, Any], start: str, parameters: int | N
 def _same_code(ending: Ending) -> bool:
     """Whether vLLM broke on its own code, which its other number formats load as well."""
     return ending.kind in ("engine", "import") and bool(_BROKEN_CODE.search(ending.error))
-
-
-def _below(path: str, rungs: Sequence[str]) -> str | None:
-    lower = [p for p in rungs if PATHS.index(p) > PATHS.index(path)]
-    return lower[0] if lower else None
 
 
 def _smaller(rung: Rung, phase: str, first: Rung) -> Rung | None:

@@ -63,7 +63,7 @@ def page(
     lines += _images(drawn, ("accuracy", "reward"))
     lines += ["## What ran", "", *report_setting.setting(recipe, record, facts, train_seconds, trains), ""]
     lines += [*report_setting.prompt(record), ""]
-    lines += _room("Why no faster path", report_setting.closed_paths(plan, path, report_setting.given_up(events)))
+    lines += _room("Why no faster path", report_setting.closed_paths(plan, path, events))
     lines += ["## Events", "", *report_setting.events(events), ""]
     lines += _room("Training, window by window", report_training.window_table(steps), _images(drawn, ("components",)))
     lines += _room("Does the reward agree with the evaluation?", report_training.agreement(steps, scores))

@@ -76,44 +76,69 @@ def prompt(run: Json) -> list[str]:
     return folded(title, block(str(found["example"])) + (["", f"An answer ends at {stop}."] if stop else []))
 
 
-def given_up(events: Sequence[Json]) -> dict[str, str]:
-    """Path → when and of what it failed, of the paths that the run had to leave."""
-    left = [e for e in events if e.get("kind") == "fallback" and e.get("from") != e.get("to")]
-    return {str(e.get("from")): f"{_when(e).strip()}: {e.get('error') or e.get('message')}" for e in left}
-
-
-def closed_paths(plan: Json, path: str | None, left: Mapping[str, str] | None = None) -> list[str]:
-    """Why no faster path than `path` was taken: one line a wall, then one for each path that was open but not taken.
-
-    `left`: what `given_up` found.
-    """
+def closed_paths(plan: Json, path: str | None, events: Sequence[Json] = ()) -> list[str]:
+    """Why no faster path than `path` was taken: one line a wall, then one for each reason of paths that were open."""
     if path not in PATHS:
         return []
-    faster, states = PATHS[: PATHS.index(path)], plan.get("paths") or {}
-    lines, told = [], set()
+    faster = PATHS[: PATHS.index(path)]
+    lines, closed = [], set()
     for wall in plan.get("walls") or []:
         closes = [p for p in faster if p in (wall.get("closes") or ())]
         if not closes:
             continue
-        told.update(closes)
+        closed.update(closes)
         because = (wall.get("because") or [None])[0]
         reason = f", because {_clause(clause(str(because)))}" if because else ""
         lines.append(f"- {_paths(closes, faster)}: {_clause(wall.get('fact'))}{reason} ({code(str(wall.get('code')))})")
-    settled, left = [str(reason) for reason in plan.get("settled") or []], left or {}
+    failed, left_out = _given_up(events), _left_out(events)
+    alike: dict[str, list[str]] = {}
     for p in faster:
-        state = states.get(p) or {}
-        passed = next((r for r in settled if r.startswith(f"{p} is passed over")), None)
-        if p in left:
-            lines.append(f"- {code(p)}: taken, and left {_clause(shorten(left[p], 400))}")
-        elif p in told:
-            continue
-        elif passed:
-            lines.append(f"- {code(p)}: {_clause(passed.partition(': ')[2])}")
-        elif state.get("fits") is False:
-            lines.append(f"- {code(p)}: open, but the run does not fit into memory there")
-        elif state.get("open"):
-            lines.append(f"- {code(p)}: open, and not taken (see the recipe's `path`)")
-    return lines
+        found = failed.get(p) or (None if p in closed else _not_taken(p, plan, left_out))
+        if found:
+            alike.setdefault(found, []).append(p)
+    return lines + [f"- {_paths(paths, faster)}: {reason}" for reason, paths in alike.items()]
+
+
+def _not_taken(path: str, plan: Json, left_out: Mapping[str, str]) -> str | None:
+    """Why an open path was not even tried, None for one that is not open."""
+    state, settled = (plan.get("paths") or {}).get(path) or {}, [str(reason) for reason in plan.get("settled") or []]
+    if passed := next((r for r in settled if r.startswith(f"{path} is passed over")), None):
+        return _clause(passed.partition(": ")[2])
+    if state.get("fits") is False:
+        return "open, but the run does not fit into memory there"
+    if not state.get("open"):
+        return None
+    asked = next((r for r in settled if r.startswith("path ") and r.endswith(" was asked for")), None)
+    return f"open, and not taken: {left_out.get(path) or plain(asked or 'the reason is not recorded')}"
+
+
+def _fallbacks(events: Sequence[Json]) -> list[tuple[Json, str, str]]:
+    moves = ((e, str(e.get("from")), str(e.get("to"))) for e in events if e.get("kind") == "fallback")
+    return [move for move in moves if move[1] != move[2]]
+
+
+def _given_up(events: Sequence[Json]) -> dict[str, str]:
+    """Path → when and of what it failed, of the paths that the run had to leave."""
+    return {
+        left: f"taken, and left {_when(e).strip()}: {_clause(shorten(str(e.get('error') or e.get('message')), 400))}"
+        for e, left, _ in _fallbacks(events)
+    }
+
+
+def _left_out(events: Sequence[Json]) -> dict[str, str]:
+    """Path → why a fallback went past it; of a run that did not note it, only after which path's failure."""
+    return {
+        path: f"left out when {code(left)} failed" + (f", because {_clause(why)}" if why else "")
+        for e, left, to in _fallbacks(events)
+        for path in _between(left, to)
+        for why in [(e.get("passed") or {}).get(path)]
+    }
+
+
+def _between(left: str, to: str) -> tuple[str, ...]:
+    """The paths below one and above another; each may carry its backend's name."""
+    upper, lower = left.partition(" ")[0], to.partition(" ")[0]
+    return PATHS[PATHS.index(upper) + 1 : PATHS.index(lower)] if {upper, lower} <= set(PATHS) else ()
 
 
 def events(found: Sequence[Json]) -> list[str]:

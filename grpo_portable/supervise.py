@@ -82,7 +82,7 @@ def _climb_down(run: RunFolder, fallback: bool, limits: Limits) -> None:
                 raise _failure(run, ending, step.reason if fallback else "fallbacks are switched off (--no-fallback)")
             before_it, after_it = (ladder.shown(r.path, r.backend) for r in (rung, step.rung))
             kind = "retry" if before_it == after_it else "fallback"
-            move = {"from": before_it, "to": after_it}
+            move = {"from": before_it, "to": after_it, **({"passed": dict(step.passed)} if step.passed else {})}
             run.event(kind, step.reason, error=ending.error, step=_steps_done(run), **move)
             progress.say(f"{kind}: {step.reason}")
             retries = retries + 1 if step.rung == rung else 0

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from grpo_portable.ladder import EXIT, Ending, Rung, classify, most_processes, next_step, rungs_from_answer
+from grpo_portable.ladder import EXIT, SAME_CODE, Ending, Rung, classify, most_processes, next_step, rungs_from_answer
 
 TOP = Rung("fp8-vllm", 8, 64)
 OPEN = ("fp8-vllm", "bf16-vllm", "bf16-hf", "qlora-hf", "cpu")
@@ -243,16 +243,21 @@ def test_as_many_processes_as_share_a_step_evenly():
 
 
 @pytest.mark.parametrize(
-    ("error", "path"),
+    ("error", "path", "passed"),
     [
-        ("vLLM could not start: ImportError: cannot import name 'Worker'", "bf16-hf"),
-        ("vLLM could not start: ImportError: vllm/_C.abi3.so: undefined symbol: _ZN3c10", "bf16-hf"),
-        ("vLLM could not start: RuntimeError: no FP8 kernel for this shape", "bf16-vllm"),
-        ("vLLM failed in a rollout: AttributeError: 'NoneType' object has no attribute 'x'", "bf16-vllm"),
+        ("vLLM could not start: ImportError: cannot import name 'Worker'", "bf16-hf", {"bf16-vllm": SAME_CODE}),
+        (
+            "vLLM could not start: ImportError: vllm/_C.abi3.so: undefined symbol: _ZN3c10",
+            "bf16-hf",
+            {"bf16-vllm": SAME_CODE},
+        ),
+        ("vLLM could not start: RuntimeError: no FP8 kernel for this shape", "bf16-vllm", {}),
+        ("vLLM failed in a rollout: AttributeError: 'NoneType' object has no attribute 'x'", "bf16-vllm", {}),
     ],
 )
-def test_a_vllm_whose_own_code_is_broken_is_not_tried_in_another_format(error, path):
-    assert next_step(TOP, Ending("engine", "rollout engine starting", error), OPEN, 0).rung.path == path
+def test_a_vllm_whose_own_code_is_broken_is_not_tried_in_another_format(error, path, passed):
+    step = next_step(TOP, Ending("engine", "rollout engine starting", error), OPEN, 0)
+    assert step.rung.path == path and step.passed == passed
 
 
 @pytest.mark.parametrize("kind", ["oom", "engine", "nonfinite", "killed", "crash", "hang"])

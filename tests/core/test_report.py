@@ -11,6 +11,7 @@ import run_folders
 from markdown_it import MarkdownIt
 
 from grpo_portable import charts, markdown, report, report_setting, scoring, windows
+from grpo_portable.ladder import SAME_CODE
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import append_line, read_lines
 
@@ -216,21 +217,78 @@ def test_closed_paths_by_one_wall_are_told_together():
     ]
 
 
-def test_open_paths_that_were_not_taken_are_told():
-    plan = {"paths": {"fp8-hf": {"open": True, "fits": False}, "bf16-hf": {"open": True, "fits": True}}}
-    lines = report_setting.closed_paths(plan, "qlora-hf")
-    assert "does not fit into memory" in lines[0]
-    assert lines[1].startswith("- `bf16-hf`: open, and not taken")
+FITS = {"open": True, "fits": True}
+BROKEN = "vLLM could not start: ImportError: libcudart.so.13"
 
 
-def test_a_path_that_failed_is_told_with_when_and_of_what():
-    plan = {"paths": {"bf16-vllm": {"open": True, "fits": True}}}
-    error = "vLLM could not start: ImportError: libcudart.so.13"
-    event = {"kind": "fallback", "message": "bf16-vllm failed", "from": "bf16-vllm", "to": "bf16-hf", "error": error}
-    lines = report_setting.closed_paths(plan, "bf16-hf", report_setting.given_up([{**event, "step": 0}]))
-    assert lines == [f"- `bf16-vllm`: taken, and left before the first step: {error}"]
-    lines = report_setting.closed_paths(plan, "bf16-hf", report_setting.given_up([{**event, "step": 3}]))
-    assert lines == [f"- `bf16-vllm`: taken, and left after step 3: {error}"]
+def fallback(left, to, **more):
+    return {"kind": "fallback", "message": f"{left} failed", "from": left, "to": to, "error": BROKEN, "step": 0, **more}
+
+
+@pytest.mark.parametrize(
+    ("plan", "path", "events", "lines"),
+    [
+        (
+            {"paths": {"fp8-hf": {"open": True, "fits": False}, "bf16-hf": FITS}, "settled": []},
+            "qlora-hf",
+            [],
+            [
+                "- `fp8-hf`: open, but the run does not fit into memory there",
+                "- `bf16-hf`: open, and not taken: the reason is not recorded",
+            ],
+        ),
+        (
+            {"paths": {"bf16-hf": FITS, "fp16-hf": FITS}, "settled": ["path qlora-hf was asked for", "micro-batch 64"]},
+            "qlora-hf",
+            [],
+            ["- `bf16-hf`, `fp16-hf`: open, and not taken: path qlora-hf was asked for"],
+        ),
+        (
+            {"paths": {"bf16-vllm": FITS}},
+            "bf16-hf",
+            [fallback("bf16-vllm", "bf16-hf")],
+            [
+                f"- `bf16-vllm`: taken, and left before the first step: {BROKEN}",
+            ],
+        ),
+        (
+            {"paths": {"bf16-vllm": FITS}},
+            "bf16-hf",
+            [fallback("bf16-vllm", "bf16-hf", step=3)],
+            [
+                f"- `bf16-vllm`: taken, and left after step 3: {BROKEN}",
+            ],
+        ),
+        (
+            {
+                "paths": {"fp8-vllm": FITS, "bf16-vllm": FITS, "fp16-vllm": FITS, "fp8-hf": {"open": False}},
+                "walls": [{"code": "OLD", "closes": ["fp8-hf"], "fact": "too old"}],
+            },
+            "bf16-hf",
+            [fallback("fp8-vllm", "bf16-hf", passed={"bf16-vllm": SAME_CODE, "fp16-vllm": SAME_CODE})],
+            [
+                "- `fp8-hf`: too old (`OLD`)",
+                f"- `fp8-vllm`: taken, and left before the first step: {BROKEN}",
+                f"- `bf16-vllm`, `fp16-vllm`: open, and not taken: left out when `fp8-vllm` failed, because {SAME_CODE}",
+            ],
+        ),
+        (  # asked for one path, and below it left out another; a run that did not note why
+            {
+                "paths": dict.fromkeys(("fp8-vllm", "bf16-vllm", "fp16-vllm"), FITS),
+                "settled": ["path bf16-vllm was asked for"],
+            },
+            "fp8-hf",
+            [fallback("bf16-vllm (unsloth)", "bf16-vllm"), fallback("bf16-vllm", "fp8-hf")],
+            [
+                "- `fp8-vllm`: open, and not taken: path bf16-vllm was asked for",
+                f"- `bf16-vllm`: taken, and left before the first step: {BROKEN}",
+                "- `fp16-vllm`: open, and not taken: left out when `bf16-vllm` failed",
+            ],
+        ),
+    ],
+)
+def test_of_every_open_path_the_reason_why_it_was_not_taken_is_told(plan, path, events, lines):
+    assert report_setting.closed_paths(plan, path, events) == lines
 
 
 def test_events_are_told_once_and_saves_are_not():

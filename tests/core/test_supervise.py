@@ -13,6 +13,7 @@ import pytest
 
 from grpo_portable import progress, supervise
 from grpo_portable.errors import Interrupted, RecipeError, RunFolderError, UsageError
+from grpo_portable.ladder import SAME_CODE
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import create, open_run, read_lines
 
@@ -108,6 +109,13 @@ def test_a_broken_top_rung_is_left_and_the_event_keeps_the_error(start, ending, 
     assert (event["from"], event["to"]) == ("fp8-vllm", path)
     if "fail" in ending:
         assert ending.split(" ", 1)[1] in event["error"]
+
+
+def test_the_event_of_a_fallback_keeps_which_open_paths_were_left_out_and_why(start):
+    more = {"bf16-vllm": {"open": True, "fits": True}, "fp16-vllm": {"open": False}}
+    start.run.write_json("plan.json", {"paths": {**ANSWER["paths"], **more}})
+    (event,) = events(start("fail:11 vLLM could not start: ImportError: no Worker", "done"), "fallback")
+    assert (event["to"], event["passed"]) == ("bf16-hf", {"bf16-vllm": SAME_CODE})
 
 
 def test_a_rollout_gets_the_time_it_asked_for_and_no_more(start):
