@@ -38,6 +38,7 @@ class Host:
     ram_gib: float | None = None
     shm_gib: float | None = None
     container: bool | None = None
+    free_gib: float | None = None  # what a program could have now, page cache included
 
 
 @dataclass(frozen=True)

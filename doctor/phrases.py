@@ -173,11 +173,17 @@ def _host_line(facts: Facts) -> str:
             h.os,
             f"glibc {h.glibc}" if h.glibc else None,
             f"Python {h.python}" if h.python else None,
-            f"RAM {h.ram_gib:.0f} GiB" if h.ram_gib is not None else None,
+            _ram(h.ram_gib, h.free_gib),
             f"/dev/shm {h.shm_gib:{'.0f' if h.shm_gib >= 10 else '.2g'}} GiB" if h.shm_gib is not None else None,
             "in a container" if h.container else None,
         ]
     )
+
+
+def _ram(total: float | None, free: float | None) -> str | None:
+    if total is None:
+        return None
+    return f"RAM {total:.0f} GiB" + ("" if free is None else f" ({free:.0f} free)")
 
 
 def _gpu_line(gpu: Gpu) -> str:

@@ -16,7 +16,7 @@ from doctor.diagnosis import BF16_PATHS, FP8_PATHS, PATHS, VLLM_PATHS, Diagnosis
 from doctor.facts import Facts, Gpu
 from doctor.install_lines import after_install
 from doctor.memory import Settled, settle
-from doctor.readings import Card, cards_or_unknown, update_options
+from doctor.readings import Card, cards_or_unknown, system_gib, update_options
 from doctor.shapes import Shape, shape_of
 from doctor.together import Together, together
 from doctor.walls import better, card_walls, closed_on, codes_closing, find_walls, lasting, machine_walls
@@ -126,8 +126,8 @@ def _places(facts: Facts, shape: Shape | None, own: Iterable[Wall], options: Map
         settled = _settle(shape, PATHS[:-1], have, known_free, options)
         found.append(_Place(card, have, closed, settled, refused))
     closed = frozenset(PATHS[:-1]) | closed_on(facts, None, own)
-    ram = facts.host.ram_gib
-    found.append(_Place(None, ram, closed, _settle(shape, ("cpu",), ram, True, options), False))
+    free = system_gib(facts)
+    found.append(_Place(None, free, closed, _settle(shape, ("cpu",), free, True, options), False))
     return found
 
 
@@ -135,7 +135,7 @@ def card_memory(facts: Facts, gpu: Gpu) -> tuple[float | None, bool]:
     """GiB a run could have, and whether that is known to be free. A MIG slice has no more than its profile says."""
     have, known = gpu.free_gib, True
     if have is None and gpu.unified_memory:
-        have = facts.host.ram_gib
+        have = system_gib(facts)
     elif have is None:
         have, known = gpu.total_gib, False
     profile = _NO_SLICE.search(gpu.name or "") if gpu.mig else None
@@ -175,7 +175,7 @@ def _after_fix(
     states: Mapping[str, PathState],
     now: str | None,
 ) -> str | None:
-    """The best path once the helps that need no new hardware were followed: software set right, the card's memory free."""
+    """The best path once the helps that need no new hardware were followed: software set right, memory free."""
     best = [now] if now else []
     for card in cards_or_unknown(facts):
         closed = {p for w in lasting((*own, *card_walls(facts, card, shape))) for p in w.closes} | {"cpu"}

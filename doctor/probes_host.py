@@ -35,6 +35,7 @@ def host(ledger: Ledger) -> Host:
         ram_gib=ledger.total("host.ram_gib", lambda: _ram_gib(ledger)),
         shm_gib=ledger.total("host.shm_gib", _shm_gib),
         container=ledger.total("host.container", lambda: _container(os.environ, Path("/"))),
+        free_gib=ledger.total("host.free_gib", available_gib),
     )
 
 
@@ -90,7 +91,9 @@ def _glibc(ledger: Ledger) -> str | None:
 
 
 def _ram_gib(ledger: Ledger) -> float | None:
-    total = _windows_ram() if sys.platform == "win32" else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = (
+        _windows_memory()[0] if sys.platform == "win32" else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
     limit = cgroup_limit(Path("/"))
     if limit is not None and limit < total:
         ledger.source("host.ram_gib", f"the container's limit (the host has {total / GIB:.1f} GiB)")
@@ -108,14 +111,37 @@ def cgroup_limit(root: Path) -> int | None:
 
 
 def available_gib() -> float | None:
-    """Memory a program could have now, page cache included; what a unified-memory card can use."""
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return round(int(line.split()[1]) * 1024 / GIB, 2)
-    return None
+    """Memory a program could have now, page cache included; what a unified-memory card can use. None where nobody says."""
+    found = _windows_memory()[1] if sys.platform == "win32" else room(Path("/"))
+    return None if found is None else round(found / GIB, 2)
 
 
-def _windows_ram() -> int:
+def room(root: Path) -> int | None:
+    """Bytes that Linux calls available, or what this control group's limit leaves where that is less."""
+    said = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    system = int(said[1]) * 1024 if said else None
+    return min((left for left in (system, _cgroup_room(root)) if left is not None), default=None)
+
+
+def _cgroup_room(root: Path) -> int | None:
+    """The limit less what is used, of which file pages are given up when others need the room."""
+    limit = cgroup_limit(root)
+    if limit is None:
+        return None
+    for usage, counts, prefix in (
+        ("sys/fs/cgroup/memory.current", "sys/fs/cgroup/memory.stat", ""),
+        ("sys/fs/cgroup/memory/memory.usage_in_bytes", "sys/fs/cgroup/memory/memory.stat", "total_"),
+    ):
+        used = _read(root / usage).strip()
+        if used.isdigit():
+            files = re.findall(rf"^{prefix}(?:in)?active_file (\d+)$", _read(root / counts), re.MULTILINE)
+            return max(0, min(limit, limit - int(used) + sum(map(int, files))))
+    return limit
+
+
+def _windows_memory() -> tuple[int, int]:
+    """All of the machine's memory, and what of it is free, in bytes."""
+
     class Status(ctypes.Structure):
         _fields_ = [
             ("length", ctypes.c_ulong),
@@ -128,7 +154,7 @@ def _windows_ram() -> int:
 
     status = Status(length=ctypes.sizeof(Status))
     ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))  # type: ignore[attr-defined]
-    return int(status.total)
+    return int(status.total), int(status.free)
 
 
 def _shm_gib() -> float | None:

@@ -178,6 +178,11 @@ def linux(facts: Facts) -> bool | None:
     return None if facts.host.platform is None else facts.host.platform.lower() in ("linux", "wsl2")
 
 
+def system_gib(facts: Facts) -> float | None:
+    """GiB of system memory that a run could have: what is free, all there is where nobody said what is free."""
+    return facts.host.ram_gib if facts.host.free_gib is None else facts.host.free_gib
+
+
 def update_options(facts: Facts) -> dict[str, bool]:
     """What of a machine decides how much an update keeps, as `doctor.memory.settle` asks for it."""
     return {"fused_norms": fused_norms(facts), "repeats_keys": repeats_keys(facts)}

@@ -17,7 +17,7 @@ from doctor.diagnosis import PATHS, Diagnosis
 from doctor.facts import Driver, Facts, Gpu, Host, Probe, Toolkit
 from doctor.install_sets import SETS, PackageSet, refusals
 from doctor.memory import Settled, completions, settle
-from doctor.readings import update_options
+from doctor.readings import system_gib, update_options
 from doctor.shapes import Shape, shape_of
 from doctor.speed import StepEstimate, step_estimate
 from doctor.spread import Spread, arithmetic, spread
@@ -164,7 +164,7 @@ def _answer(card: Card, count: int, model: str) -> WhatIf:
     shape, path = shape_of(model), diagnosis.plan.path
     settled = step = None
     if shape is not None and path is not None:
-        have = facts.host.ram_gib if path == "cpu" else (facts.gpus or (Gpu(),))[0].free_gib
+        have = system_gib(facts) if path == "cpu" else (facts.gpus or (Gpu(),))[0].free_gib
         settled = settle(shape, path, have, prompts_per_step=PROMPTS, **options)
         if settled.fits and path != "cpu":
             step = step_estimate(shape, settled.setting, card, prompts=PROMPTS, group_size=GROUP)

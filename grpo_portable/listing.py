@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from doctor.facts import Facts
+from doctor.readings import system_gib
 from doctor.speed import duration
 from grpo_portable import catalogue, planning
 from grpo_portable.errors import GrpoPortableError
@@ -103,8 +104,8 @@ def machine(facts: Facts) -> str:
         return " + ".join(f"{count} x {name}" if count > 1 else name for name, count in kinds.items())
     if facts.gpus is None:
         return "no GPU was looked for"
-    ram = f", {facts.host.ram_gib:.0f} GiB of memory free" if facts.host.ram_gib is not None else ""
-    return f"no GPU{ram}"
+    free = system_gib(facts)
+    return "no GPU" + (f", {free:.0f} GiB of memory free" if free is not None else "")
 
 
 def _measured(entry: catalogue.Entry, path: str) -> str | None:

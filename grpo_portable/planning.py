@@ -13,7 +13,7 @@ from doctor import memory, speed, speed_cpu
 from doctor.diagnosis import PATHS, Diagnosis
 from doctor.facts import Facts
 from doctor.plan import card_memory, diagnose
-from doctor.readings import cards, update_options
+from doctor.readings import cards, system_gib, update_options
 from doctor.shapes import Shape, shape_of
 from doctor.together import equal
 from doctor.walls import better
@@ -174,7 +174,7 @@ def ledger_of(recipe: Recipe, diagnosis: Diagnosis, path: str, spread: int = 1) 
     facts, chosen = diagnosis.facts, diagnosis.plan.gpus
     free = [card_memory(facts, card)[0] for card in facts.gpus or () if not chosen or card.index in chosen]
     free = free if chosen else free[:1]
-    have = facts.host.ram_gib if path == "cpu" else min((gib for gib in free if gib is not None), default=None)
+    have = system_gib(facts) if path == "cpu" else min((gib for gib in free if gib is not None), default=None)
     options = {**sizes(recipe, gpus.processes(diagnosis, path)), **update_options(facts)}
     return _as_pinned(recipe, shape, memory.settle(shape, path, have, **options, shared=_shared(recipe), spread=spread))
 

@@ -128,6 +128,15 @@ def test_what_a_run_could_have(gpu: Gpu, ram: float | None, have: float | None, 
     assert card_memory(facts, gpu) == (have, known)
 
 
+@pytest.mark.parametrize(("free", "path", "have"), [(None, "cpu", 64.0), (40.0, "cpu", 40.0), (0.5, None, None)])
+def test_the_cpu_path_counts_memory_in_use(free: float | None, path: str | None, have: float | None) -> None:
+    """A help that frees memory opens it again, so after it the path is `cpu` all the same."""
+    facts = machine(host={"ram_gib": 64.0, "free_gib": free}, **torch("2.13.0+cpu", [], failed("no CUDA device")))
+    d = plan(facts, _06B)
+    assert d.plan.path == path and d.paths["cpu"].open and d.after_fix == "cpu"
+    assert (d.plan.memory.have_gib if d.plan.memory else None) == have
+
+
 def test_where_only_the_total_is_known_too_large_is_certain_and_fitting_is_not() -> None:
     d = plan(machine(card("RTX 3080", "8.6", 10.0, free_gib=None), **_VLLM))
     assert d.paths["bf16-hf"].fits is False and d.paths["qlora-hf"].fits is None

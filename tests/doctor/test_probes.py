@@ -31,6 +31,7 @@ def test_this_machine_gives_facts_that_survive_their_json() -> None:
     facts = probes.probe(children=False)
     assert facts.host.platform in ("linux", "wsl2", "darwin", "windows") and facts.host.python
     assert facts.host.ram_gib and facts.host.ram_gib > 0.5
+    assert facts.host.free_gib is None or 0 < facts.host.free_gib <= facts.host.ram_gib
     again = facts_from_json(json.loads(json.dumps(facts_to_json(facts))))
     assert facts_to_json(again) == facts_to_json(facts)
     assert all(p == Probe() for p in facts.probes.values())
@@ -636,6 +637,35 @@ def test_cgroup_limit(tmp_path: Path, name: str, text: str, limit: int | None) -
     (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).write_text(text)
     assert probes_host.cgroup_limit(tmp_path) == limit
+
+
+_SYSTEM = {"proc/meminfo": "MemTotal: 67108864 kB\nMemFree: 1024 kB\nMemAvailable:   16777216 kB\n"}
+_V2, _V1 = "sys/fs/cgroup/memory", "sys/fs/cgroup/memory/memory"
+
+
+@pytest.mark.parametrize(
+    ("files", "room"),
+    [
+        ({}, None),
+        (_SYSTEM, 16 * GIB),
+        ({**_SYSTEM, f"{_V2}.max": "max\n", f"{_V2}.current": f"{GIB}\n"}, 16 * GIB),
+        ({**_SYSTEM, f"{_V2}.max": f"{8 * GIB}\n"}, 8 * GIB),  # use unknown: the limit bounds it
+        ({**_SYSTEM, f"{_V2}.max": f"{8 * GIB}\n", f"{_V2}.current": f"{6 * GIB}\n"}, 2 * GIB),
+        ({f"{_V2}.max": f"{8 * GIB}\n", f"{_V2}.current": f"{9 * GIB}\n"}, 0),
+        ({f"{_V2}.max": f"{8 * GIB}\n", f"{_V2}.current": f"{7 * GIB}\n",
+          f"{_V2}.stat": f"anon {5 * GIB}\ninactive_file {GIB}\nactive_file {GIB}\n"}, 3 * GIB),
+        ({**_SYSTEM, f"{_V2}.max": f"{40 * GIB}\n", f"{_V2}.current": f"{GIB}\n"}, 16 * GIB),  # the system has less
+        ({**_SYSTEM, f"{_V1}.limit_in_bytes": f"{8 * GIB}\n", f"{_V1}.usage_in_bytes": f"{7 * GIB}\n",
+          f"{_V1}.stat": f"inactive_file 1\ntotal_inactive_file {GIB}\ntotal_active_file {GIB}\n"}, 3 * GIB),
+    ],
+)  # fmt: skip
+def test_room_is_what_the_system_and_the_container_both_leave(
+    tmp_path: Path, files: dict[str, str], room: int | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert probes_host.room(tmp_path) == room
 
 
 def test_container_marks(tmp_path: Path) -> None:
