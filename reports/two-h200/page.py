@@ -20,7 +20,7 @@ from grpo_portable.bench_gpus import table
 HERE = Path(__file__).parent
 FILES = ("step.json", "rollout.json", "compare.txt", "topology.txt", "facts.json")
 RUNS = ("smollm2-one-card", "smollm2-two-cards")
-ANSWERS = ("base-one-card.jsonl.gz", "base-two-cards.jsonl.gz")  # of the base, greedy, as the runs wrote them
+ANSWERS = tuple(f"{run}/generations/base.jsonl.gz" for run in RUNS)  # of the base, greedy, as the runs wrote them
 WANTED = {"step": 1.8, "rollout": 1.9}  # times as fast as one card
 
 
@@ -111,9 +111,6 @@ def main(place: Path) -> int:
     for name in RUNS:
         if (place / "reports" / name).is_dir():
             shutil.copytree(place / "reports" / name, HERE / name, dirs_exist_ok=True)
-    for name, run in zip(ANSWERS, RUNS, strict=True):
-        if (made := place / "runs" / run / "generations" / "base.jsonl").is_file():
-            (HERE / name).write_bytes(gzip.compress(made.read_bytes(), mtime=0))
     step = json.loads((HERE / "step.json").read_text(encoding="utf-8"))
     rollout, compared = HERE / "rollout.json", HERE / "compare.txt"
     text = page(

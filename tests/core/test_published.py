@@ -10,6 +10,7 @@ import pytest
 from grpo_portable import report, scoring, windows
 from grpo_portable.compare import compare
 from grpo_portable.run import open_run, read_lines
+from grpo_portable.side_by_side import side_by_side
 
 ROOT = Path(__file__).parents[2]
 RUNS = sorted(file.parent for file in (ROOT / "reports").rglob("recipe.yaml"))
@@ -28,13 +29,16 @@ def test_scores_and_page_come_from_the_saved_answers(folder, tmp_path):
     assert report.page(run, scores, steps, events, drawn) == (folder / "report.md").read_text(encoding="utf-8")
 
 
-def test_the_comparisons_of_the_systems_page_are_what_compare_prints():
-    page = ROOT / "reports" / "systems" / "report.md"
-    text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```\n(.*?^a: ([\w-]+)\nb: ([\w-]+)\n.*?)\n```$", text, re.M | re.S)
-    assert len(blocks) == 2
-    for text, a, b in blocks:
-        assert compare(open_run(page.parent / a), open_run(page.parent / b)).to_text() == text
+@pytest.mark.parametrize("folder", ["systems", "two-h200"])
+def test_the_comparisons_of_a_page_are_what_compare_prints(folder):
+    page = ROOT / "reports" / folder / "report.md"
+    blocks = [
+        b for b in re.findall(r"^```\n(.*?)\n```$", page.read_text(encoding="utf-8"), re.M | re.S) if "\nb: " in b
+    ]
+    assert len(blocks) == {"systems": 2, "two-h200": 1}[folder]
+    for text in blocks:
+        runs = [open_run(page.parent / name) for name in re.findall(r"^[a-z]: ([\w-]+)$", text, re.M)]
+        assert (compare(*runs) if len(runs) == 2 else side_by_side(runs)).to_text().strip() == text
 
 
 def rows():
