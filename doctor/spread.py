@@ -98,7 +98,7 @@ def spread(
 
     `options` go to `doctor.memory.settle`: group_size, prompt_tokens, completion_tokens, lora_rank.
     """
-    used = most(cards, questions)
+    used = most_sharing(cards, questions)
     group = int(options["group_size"])
     mine = settle(shape, path, have_gib, prompts_per_step=questions // used, **options)
     whole = settle(shape, path, have_gib, prompts_per_step=questions, **options)
@@ -127,8 +127,8 @@ def spread(
     )
 
 
-def most(cards: int, questions: int) -> int:
-    """The most cards that share a step's questions evenly."""
+def most_sharing(cards: int, questions: int) -> int:
+    """The most cards, one process each, that share a step evenly: each takes the same number of whole groups."""
     return max(k for k in range(1, max(1, cards) + 1) if questions % k == 0)
 
 

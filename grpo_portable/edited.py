@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from grpo_portable.errors import RunFolderError
-from grpo_portable.recipe import Recipe, load
+from grpo_portable.recipe import Recipe, differences, load
 from grpo_portable.run import PLACES, RECIPE_VALUES, RunFolder
 
 WHERE = (*PLACES, "vllm_server")  # a run may move with its files
@@ -28,7 +28,7 @@ def take_over(run: RunFolder, *, made: bool) -> None:
     """
     now = values(load(run.recipe_file))
     before = run.read_json("run.json").get(RECIPE_VALUES)
-    changed = changes(before if isinstance(before, Mapping) else now, now)
+    changed = differences(before if isinstance(before, Mapping) else now, now)
     finished = run.adapter.is_dir()  # its steps are all made
     if held := [key for key in changed if made and (key not in MAY_CHANGE or (key == "steps" and finished))]:
         raise RunFolderError(
@@ -47,12 +47,7 @@ def values(recipe: Recipe) -> dict[str, Any]:
     return dict(json.loads(json.dumps(asdict(recipe))))
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Field → (value before, value now), where both know the field and differ."""
-    return {key: (before[key], value) for key, value in now.items() if key in before and before[key] != value}
-
-
-def _told(changed: Mapping[str, tuple[Any, Any]]) -> str:
+def _told(changed: Mapping[str, tuple[Any, ...]]) -> str:
     return ", ".join(f"{key} {_short(old)} → {_short(new)}" for key, (old, new) in changed.items())
 
 

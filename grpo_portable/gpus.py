@@ -9,10 +9,10 @@ from dataclasses import replace
 from doctor.diagnosis import Diagnosis, Memory
 from doctor.plan import card_memory
 from doctor.readings import Card, cards
+from doctor.spread import most_sharing
 from doctor.together import equal
 from doctor.walls_several import links
 from grpo_portable.errors import UsageError
-from grpo_portable.ladder import most_processes
 from grpo_portable.recipe import Recipe
 
 
@@ -87,7 +87,7 @@ def _shared(recipe: Recipe, wanted: Sequence[int]) -> tuple[tuple[int, ...], lis
     """The GPUs that share a step evenly, and why fewer than were wanted."""
     if len(wanted) > 1 and recipe.backend == "unsloth":
         return tuple(wanted[:1]), ["One GPU trains: Unsloth holds the weights of one process"]
-    count = most_processes(len(wanted), recipe.prompts_per_step)
+    count = most_sharing(len(wanted), recipe.prompts_per_step)
     if count == len(wanted):
         return tuple(wanted), []
     told = (

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from doctor.diagnosis import PATHS
+from doctor.spread import most_sharing
 
 # exit codes of the worker, one a cause (`worker.py` uses them, `classify` reads them)
 EXIT = {
@@ -225,13 +226,8 @@ def _fewer(rung: Rung, ending: Ending, step: tuple[int, int]) -> Rung:
     left, count = rung.gpus, 1
     if ending.rank is not None and ending.kind in ("killed", "hang"):
         left = tuple(gpu for rank, gpu in enumerate(rung.gpus) if rank != ending.rank)
-        count = most_processes(rung.processes - 1, step[0])
+        count = most_sharing(rung.processes - 1, step[0])
     return shared(replace(rung, gpus=left[:count], processes=count), step)
-
-
-def most_processes(at_most: int, questions: int) -> int:
-    """The most processes that can share a step evenly: each takes the same number of whole groups."""
-    return max(count for count in range(1, max(1, at_most) + 1) if questions % count == 0)
 
 
 def shared(rung: Rung, step: tuple[int, int]) -> Rung:

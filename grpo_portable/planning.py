@@ -15,13 +15,14 @@ from doctor.facts import Facts
 from doctor.plan import card_memory, diagnose
 from doctor.readings import cards, system_gib, update_options
 from doctor.shapes import Shape, shape_of
+from doctor.spread import most_sharing
 from doctor.together import equal
 from doctor.walls import better
 from doctor.walls_several import no_several
 from grpo_portable import gpus
 from grpo_portable.combinations import samples_elsewhere
 from grpo_portable.errors import PathClosed
-from grpo_portable.ladder import CPU_PARAMETERS_LIMIT, most_processes
+from grpo_portable.ladder import CPU_PARAMETERS_LIMIT
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.available import unserved
 from grpo_portable.rollout.vllm_settings import block_refusal
@@ -109,7 +110,7 @@ def _spread_over(recipe: Recipe, facts: Facts, asked: tuple[int, ...] | None) ->
     if best is None or no_several(facts) or recipe.lora_rank == 0:
         return 1
     count = len(asked) if asked is not None else sum(equal(card, best) for card in found)
-    return most_processes(count, recipe.prompts_per_step)
+    return most_sharing(count, recipe.prompts_per_step)
 
 
 def _with_spread_help(

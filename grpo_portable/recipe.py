@@ -272,6 +272,13 @@ def to_yaml(recipe: Recipe, header: str = "") -> str:
     return comment + yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
+def differences(*recipes: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Field → its values, one a recipe, of the fields that all of them know and that are not alike in all."""
+    known = (key for key in recipes[-1] if all(key in recipe for recipe in recipes))
+    by_key = {key: tuple(recipe[key] for recipe in recipes) for key in known}
+    return {key: values for key, values in by_key.items() if any(value != values[0] for value in values)}
+
+
 def check(recipe: Recipe, origin: str) -> None:
     """Raise RecipeError for values that do not combine."""
     if recipe.reward_weights and len(recipe.reward_weights) != len(recipe.rewards):

@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo_portable import scoring, stats, windows
 from grpo_portable.markdown import letters, table, wrapped
+from grpo_portable.recipe import differences
 from grpo_portable.run import RunFolder, read_lines
 from grpo_portable.verdict import p_text, percent, points, span
 
@@ -118,8 +119,7 @@ def differing(runs: Sequence[RunFolder]) -> dict[str, tuple[Any, ...]]:
     recipes = [asdict(run.recipe()) for run in runs]
     for recipe in recipes:
         recipe.update({key: value for key, value in YOUNGER.items() if recipe[key] == "auto"})
-    by_key = {key: tuple(recipe[key] for recipe in recipes) for key in recipes[0]}
-    return {key: values for key, values in by_key.items() if any(value != values[0] for value in values)}
+    return differences(*recipes)
 
 
 def _names(runs: Sequence[RunFolder]) -> list[str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from doctor.privacy import clean
+from doctor.spread import most_sharing
 from grpo_portable import edited, ladder, ranks_command
 from grpo_portable.errors import GrpoPortableError, Interrupted, RecipeError, RunFolderError, UsageError
 from grpo_portable.progress import Progress
@@ -102,7 +103,7 @@ def _rung(recipe: Recipe, answer: Mapping[str, Any], changed: Mapping[str, Any] 
         )
     gpus = tuple((changed or {}).get("gpus", _gpus(answer))) if recipe.path != "cpu" else ()
     wanted = len(gpus) or (int(os.environ.get(CPU_PROCESSES, 1)) if recipe.path == "cpu" else 1)
-    count = ladder.most_processes(min(wanted, (changed or {}).get("processes", wanted)), recipe.prompts_per_step)
+    count = most_sharing(min(wanted, (changed or {}).get("processes", wanted)), recipe.prompts_per_step)
     backend = "plain" if recipe.backend == "auto" else recipe.backend
     rung = ladder.Rung(
         str(recipe.path), int(recipe.micro_batch), int(recipe.rollout_rows), backend, gpus[:count], count

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from grpo_portable.ladder import EXIT, SAME_CODE, Ending, Rung, classify, most_processes, next_step, rungs_from_answer
+from grpo_portable.ladder import EXIT, SAME_CODE, Ending, Rung, classify, next_step, rungs_from_answer
 
 TOP = Rung("fp8-vllm", 8, 64)
 OPEN = ("fp8-vllm", "bf16-vllm", "bf16-hf", "qlora-hf", "cpu")
@@ -235,11 +235,6 @@ def test_a_micro_batch_divides_what_one_process_has():
     three = Rung("bf16-hf", 8, 64, gpus=(0, 1, 2), processes=3)
     ending = Ending("hang", "update", "no sign of life", 0)
     assert next_step(three, ending, OPEN, 1, three, (12, 2)).rung == Rung("bf16-hf", 4, 64, gpus=(1, 2), processes=2)
-
-
-def test_as_many_processes_as_share_a_step_evenly():
-    assert [most_processes(n, 8) for n in (1, 2, 3, 5, 8, 9)] == [1, 2, 2, 4, 8, 8]
-    assert most_processes(4, 1) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from doctor import spread as room
 from doctor.cards import find_card
 from doctor.shapes import shape_of
-from doctor.spread import MEASURED, Measured, arithmetic, exchange_s, most, nodes, spread
+from doctor.spread import MEASURED, Measured, arithmetic, exchange_s, most_sharing, nodes, spread
 from doctor.what_if import answer
 
 OPTIONS: dict[str, Any] = {"group_size": 8, "prompt_tokens": 512, "completion_tokens": 256, "lora_rank": 32}
@@ -25,10 +25,11 @@ def on(cards: int, questions: int = 8, card: Any = H100) -> room.Spread:
 
 
 @pytest.mark.parametrize(
-    ("cards", "questions", "used"), [(1, 8, 1), (3, 8, 2), (8, 8, 8), (64, 8, 8), (64, 512, 64), (6, 9, 3)]
+    ("cards", "questions", "used"),
+    [(1, 8, 1), (3, 8, 2), (5, 8, 4), (8, 8, 8), (64, 8, 8), (64, 512, 64), (6, 9, 3), (4, 1, 1), (0, 8, 1)],
 )
 def test_whole_groups_decide_how_many_cards_share_a_step(cards: int, questions: int, used: int) -> None:
-    assert most(cards, questions) == used
+    assert most_sharing(cards, questions) == used
 
 
 def test_a_node_has_eight_cards() -> None:
