@@ -1,12 +1,13 @@
 """Faults of every kind in a run under the real supervisor: what ended, where it went on, and that nothing is lost.
 
 The table of `docs/faults.md` is what these tests saw: each compares its row with the page. Written anew by
-`FAULTS=write pytest tests/end_to_end/test_faults.py`.
+`FAULTS=write pytest tests/end_to_end/test_faults.py`, with `-n` too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -14,13 +15,14 @@ import shutil
 import signal
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import faulty
 import pytest
+import several
 import tiny
 import torch
 from fault_table import FAULTS, Fault, in_step
@@ -187,18 +189,31 @@ def tidy(text: str) -> str:
     return text.replace("|", "\\|")[:170]
 
 
+def writing() -> bool:
+    return os.environ.get("FAULTS") == "write"
+
+
+@contextlib.contextmanager
+def alone_with_the_page() -> Iterator[None]:
+    """With `-n` several processes write rows."""
+    with PAGE.open(encoding="utf-8") as page:
+        fcntl.flock(page, fcntl.LOCK_EX)
+        yield
+
+
 def on_the_page(name: str, found: str) -> None:
-    if os.environ.get("FAULTS") == "write":
+    with alone_with_the_page():
         rows = page_rows()
-        rows[name] = found
-        order = [*FAULTS, *OTHERS]
-        text = PAGE.read_text(encoding="utf-8").partition(HEAD)[0] + HEAD
-        PAGE.write_text(text + "".join(f"{rows[n]}\n" for n in order if n in rows), encoding="utf-8")
-    assert page_rows().get(name) == found
+        if writing():
+            rows[name] = found
+            text = PAGE.read_text(encoding="utf-8").partition(HEAD)[0] + HEAD
+            order = [*FAULTS, *OTHERS]
+            PAGE.write_text(text + "".join(f"{rows[n]}\n" for n in order if n in rows), encoding="utf-8")
+    assert rows.get(name) == found
 
 
 def page_rows() -> dict[str, str]:
-    table = PAGE.read_text(encoding="utf-8").partition(HEAD)[2] if PAGE.exists() else ""
+    table = PAGE.read_text(encoding="utf-8").partition(HEAD)[2]
     return {line.split(" | ")[0].removeprefix("| "): line for line in table.splitlines()}
 
 
@@ -338,6 +353,23 @@ OTHERS = (
 )
 
 
+def test_rows_that_are_written_at_once_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, names = tmp_path / "faults.md", [*FAULTS, *OTHERS]
+    page.write_text("What is above the table.\n\n" + HEAD, encoding="utf-8")
+    monkeypatch.setattr(f"{__name__}.PAGE", page)
+    monkeypatch.setenv("FAULTS", "write")
+
+    def work(rank: int) -> int:
+        for name in names[rank::4]:
+            on_the_page(name, f"| {name} | seen by {rank} |")
+        return 0
+
+    assert several.forked(4, work, tmp_path / "log") == [0] * 4, (tmp_path / "log").read_text()
+    assert list(page_rows()) == names
+    assert page.read_text(encoding="utf-8").startswith("What is above")
+
+
+@pytest.mark.skipif(writing(), reason="the page is being written")
 def test_the_page_holds_these_faults_and_no_others() -> None:
     assert list(page_rows()) == [*FAULTS, *OTHERS]
     assert len(page_rows()) >= 20
