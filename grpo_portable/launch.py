@@ -18,7 +18,7 @@ from typing import Any
 
 from doctor.diagnosis import Diagnosis, diagnosis_to_json
 from doctor.facts import Facts, facts_to_json
-from grpo_portable import announce, catalogue, planning, reach, supervise
+from grpo_portable import announce, catalogue, edited, planning, reach, saved, supervise
 from grpo_portable import run as run_folder
 from grpo_portable.errors import DataError, Interrupted, ModelError, PathClosed, RecipeError, RunFolderError, UsageError
 from grpo_portable.eval_task import EvalTask
@@ -72,9 +72,14 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: 
     """Go on with a run: the stages that are complete are kept, training goes on from its last whole checkpoint.
 
     A run that had to go lower stays there, with the sizes it had; `retry_fast` begins on its first rung again. It also stays
-    on its GPUs, unless others are named.
+    on its GPUs, unless others are named. Of a finished run it says so.
     """
     folder = run_folder.open_run(out or _newest(trains=True))
+    if _was_finished(folder):
+        steps = folder.recipe().steps
+        longer = f"grpo-portable train {folder.recipe_file} --set steps={2 * steps} --out NEW"
+        _say(f"its {steps} steps are made; to train longer begin a new run: {longer}")
+        return
     _need_training_stack(folder.recipe().model)
     within_reach(folder.recipe())
     _say(f"run folder: {folder.path}\n")
@@ -90,6 +95,17 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: 
     if lower:
         _say(f"still {lower} (--retry-fast undoes it)" if not retry_fast else f"as it began: {lower} is undone")
     finish(folder, fallback=fallback)
+
+
+def _was_finished(folder: run_folder.RunFolder) -> bool:
+    """Whether nothing was left to do; says so then, with verdict and report. RunFolderError where its recipe was edited."""
+    with supervise.folder_errors(folder):
+        if not saved.is_finished(folder):
+            return False
+        edited.take_over(folder, made=True)
+    _say(f"run folder: {folder.path}\n\nthis run is finished, nothing is left to do")
+    _conclude(folder)
+    return True
 
 
 def _lower(folder: run_folder.RunFolder) -> str:
@@ -138,6 +154,8 @@ def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
         if not folder.read_json("task.json").get("adapter"):
             raise UsageError(f"`{folder.path}` evaluates no adapter", help="start one with --adapter and --base-too")
         folder.update_json("task.json", base_too=True)
+    if _was_finished(folder):
+        return
     within_reach(folder.recipe(), trains=False)
     _say(f"run folder: {folder.path}\n")
     finish(folder, fallback=True)
@@ -256,9 +274,14 @@ def _quick_look() -> Facts:
 
 def finish(folder: run_folder.RunFolder, *, fallback: bool) -> None:
     """Supervise the run to its end, score it, write the report, and print the verdict."""
+    supervise.supervise(folder, fallback=fallback)
+    _conclude(folder)
+
+
+def _conclude(folder: run_folder.RunFolder) -> None:
+    """Score a run that is done, write its report, and print the verdict."""
     from grpo_portable import report, scoring
 
-    supervise.supervise(folder, fallback=fallback)
     try:
         with supervise.folder_errors(folder):
             scoring.score_run(folder)

@@ -254,21 +254,6 @@ def _flush(folder: Path) -> None:
             os.fsync(written.fileno())
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether what `save` wrote into `folder` can be read: its configuration, and weights of the length their headers say."""
-    from safetensors import SafetensorError, safe_open
-
-    weights, configurations = list(folder.glob("*.safetensors")), list(folder.glob("*.json"))
-    try:
-        for file in weights:
-            with safe_open(file, framework="pt"):
-                pass
-        read = [json.loads(file.read_text(encoding="utf-8")) for file in configurations]
-        return bool(weights) and bool(read) and all(read)
-    except (OSError, ValueError, SafetensorError):
-        return False
-
-
 def restore(model: Any, folder: Path) -> None:
     """Put the weights that `save` wrote into `folder` back into the model they came from.
 

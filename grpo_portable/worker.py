@@ -32,6 +32,7 @@ from grpo_portable import (
     quiet,
     record,
     rewards,
+    saved,
     shard,
 )
 from grpo_portable.combinations import samples_elsewhere
@@ -414,7 +415,7 @@ def _is_saved(session: Session, folder: Path) -> bool:
 
     A torn one is told and counts as none: it is made again, and replaced then.
     """
-    whole = folder.is_dir() and policy.is_whole(folder)
+    whole = folder.is_dir() and saved.is_whole(folder)
     if folder.is_dir() and not whole:
         record.tell_once(
             session.run, "resume", f"{folder.name}/ is torn; it is made again from what was made before it"

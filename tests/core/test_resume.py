@@ -1,13 +1,16 @@
 """Where a resumed run goes on: on the path it ended on, or, when asked, on the one it began with."""
 
+import gzip
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from grpo_portable import launch, supervise
-from grpo_portable.errors import UsageError
+from grpo_portable import edited, launch, saved, supervise
+from grpo_portable.errors import RunFolderError, UsageError
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import create, open_run, read_lines
 
@@ -83,6 +86,95 @@ def test_retry_fast_needs_a_run_to_go_on_with():
 
     done = CliRunner().invoke(cli.app, ["train", "arithmetic-embedded", "--retry-fast"])
     assert isinstance(done.exception, UsageError) and "--resume" in str(done.exception.help)
+
+
+PUBLISHED = Path(__file__).parents[2] / "reports" / "arithmetic-embedded-cpu"
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A whole run of the built-in model, as it was published."""
+    shutil.copytree(PUBLISHED, tmp_path / "done", ignore=shutil.ignore_patterns("charts", "report.md"))
+    return open_run(tmp_path / "done")
+
+
+def test_a_finished_run_says_so_with_its_report_and_how_to_train_longer(finished, monkeypatch, capsys):
+    works(monkeypatch)
+    launch.resume(finished.path, fallback=True)
+    told = capsys.readouterr().out
+    steps = finished.recipe().steps
+    assert not (finished.path / "began").exists(), "no worker is needed"
+    assert "this run is finished" in told and f"report: {finished.path / 'report.md'}" in told
+    assert f"grpo-portable train {finished.recipe_file} --set steps={2 * steps} --out NEW" in told
+    assert (finished.path / "report.md").exists()
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+def unpacked(run, stage):
+    """The stage's answers as a run has them that was not packed up."""
+    file = run.generations(stage)
+    file.write_bytes(gzip.decompress(file.with_name(f"{stage}.jsonl.gz").read_bytes()))
+    return file
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda run: cut(run.adapter / "adapter_model.safetensors"),
+        lambda run: (run.adapter / "adapter_model.safetensors").write_bytes(b"1234567"),
+        lambda run: (run.adapter / "adapter_model.safetensors").unlink(),
+        lambda run: (run.adapter / "adapter_config.json").write_text("{"),
+        lambda run: cut(unpacked(run, "tuned")),
+        lambda run: cut(unpacked(run, "base")),
+        lambda run: run.settle(eval_samples=run.recipe().eval_samples + 1),
+        lambda run: run.update_json("run.json", data={}),
+    ],
+    ids=[
+        "weights cut",
+        "weights' header cut",
+        "no weights",
+        "config",
+        "tuned",
+        "base",
+        "samples",
+        "questions not known",
+    ],
+)
+def test_a_run_that_lost_something_is_not_finished(finished, harm):
+    assert saved.is_finished(finished)
+    harm(finished)
+    assert not saved.is_finished(finished)
+
+
+@pytest.mark.parametrize(
+    ("task", "asked"),
+    [
+        ({"adapter": None}, ["base"]),
+        ({"adapter": "a"}, ["tuned"]),
+        ({"adapter": "a", "base_too": True}, ["base", "tuned"]),
+    ],
+)
+def test_an_evaluation_is_finished_with_the_answers_it_was_asked_for(finished, task, asked, monkeypatch, capsys):
+    shutil.rmtree(finished.adapter)
+    finished.write_json("task.json", {"only": "evaluate", **task})
+    for stage in {"base", "tuned"} - set(asked):
+        finished.generations(stage).with_name(f"{stage}.jsonl.gz").unlink()
+    works(monkeypatch)
+    launch.resume_evaluation(finished.path, base_too=False)
+    assert "this run is finished" in capsys.readouterr().out and not (finished.path / "began").exists()
+    finished.generations(asked[-1]).with_name(f"{asked[-1]}.jsonl.gz").unlink()
+    assert not saved.is_finished(finished)
+
+
+def test_more_steps_for_a_finished_run_are_refused_before_it_is_called_finished(finished, capsys):
+    finished.update_json("run.json", recipe_values=edited.values(finished.recipe()))
+    finished.recipe_file.write_text(finished.recipe_file.read_text().replace("\nsteps: ", "\nsteps: 9"))
+    with pytest.raises(RunFolderError, match="the training is done") as refused:
+        launch.resume(finished.path, fallback=True)
+    assert "--out NEW" in str(refused.value.help) and "finished" not in capsys.readouterr().out
 
 
 def test_where_nothing_can_be_printed_the_run_goes_on_all_the_same(run):

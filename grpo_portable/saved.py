@@ -1,0 +1,65 @@
+"""Whether what a run left is whole: a saved adapter, and everything a finished run has. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_portable.run import RunFolder, read_lines
+
+_LENGTH_BYTES = 8  # of a safetensors file, before its header: how long that is
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether what `policy.save` wrote into `folder` can be read: its configuration, and weights of the length their
+    headers say.
+    """
+    weights, configurations = list(folder.glob("*.safetensors")), list(folder.glob("*.json"))
+    try:
+        read = [json.loads(file.read_text(encoding="utf-8")) for file in configurations]
+        return bool(weights) and bool(read) and all(read) and all(map(_has_its_length, weights))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def is_finished(run: RunFolder) -> bool:
+    """Whether nothing is left to do: every stage has its answers and, of a run that trains, the adapter is whole.
+
+    False where the run does not say how many questions it asks.
+    """
+    task, samples = run.read_json("task.json"), run.recipe().eval_samples
+    trains = task.get("only") != "evaluate"
+    questions = ((run.read_json("run.json").get("data") or {}).get("eval") or {}).get("used")
+    if not isinstance(questions, int) or (trains and not is_whole(run.adapter)):
+        return False
+    stages = _trained(run) if trains else _asked(task)
+    wanted = dict.fromkeys(stages, questions)
+    wanted |= {f"{stage}-sampled": questions * samples for stage in stages if samples}
+    return all(_answers(run, stage) == count for stage, count in wanted.items())
+
+
+def _trained(run: RunFolder) -> tuple[str, ...]:
+    return ("base", "bootstrap", "tuned") if run.recipe().bootstrap_epochs else ("base", "tuned")
+
+
+def _asked(task: Mapping[str, Any]) -> tuple[str, ...]:
+    """The stages of a run that only evaluates."""
+    if not task.get("adapter"):
+        return ("base",)
+    return ("base", "tuned") if task.get("base_too") else ("tuned",)
+
+
+def _answers(run: RunFolder, stage: str) -> int:
+    return len({(r["id"], r.get("sample", 0)) for r in read_lines(run.generations(stage)) if "id" in r})
+
+
+def _has_its_length(weights: Path) -> bool:
+    with weights.open("rb") as file:
+        header = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        size = weights.stat().st_size - _LENGTH_BYTES - header
+        if size < 0:
+            return False
+        tensors = json.loads(file.read(header))
+    return size == max((t["data_offsets"][1] for name, t in tensors.items() if name != "__metadata__"), default=0)
