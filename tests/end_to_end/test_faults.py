@@ -358,6 +358,14 @@ def test_rows_that_are_written_at_once_are_all_kept(tmp_path: Path, monkeypatch:
     page.write_text("What is above the table.\n\n" + HEAD, encoding="utf-8")
     monkeypatch.setattr(f"{__name__}.PAGE", page)
     monkeypatch.setenv("FAULTS", "write")
+    read = page_rows
+
+    def read_slowly() -> dict[str, str]:
+        rows = read()
+        time.sleep(0.02)  # time for another process to write
+        return rows
+
+    monkeypatch.setattr(f"{__name__}.page_rows", read_slowly)
 
     def work(rank: int) -> int:
         for name in names[rank::4]:
