@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", HOST, "6", "1", "x86_64")))
+    monkeypatch.setattr(platform, "node", lambda: HOST)
+    monkeypatch.setattr(socket, "gethostname", lambda: HOST)
     return home
 
 
