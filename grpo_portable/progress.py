@@ -19,7 +19,6 @@ from grpo_portable.run import RunFolder, read_lines
 from grpo_portable.verdict import percent
 
 QUIET_S = 10.0  # between two plain lines of one phase
-EVALUATING = re.compile(r"evaluating (\S+), \d+/(\d+)")  # stage and how many answers it asks for, as the worker says it
 
 
 def summary(metrics: dict[str, Any], steps: int) -> str:
@@ -54,7 +53,8 @@ class Progress:
         self.run, self.steps, self.out = run, steps, out or sys.stderr
         self._read_bytes = run.metrics_file.stat().st_size if run.metrics_file.exists() else 0
         made = [m for m in read_lines(run.metrics_file) if isinstance(m.get("step"), int)]
-        self._doing, self._last = "", made[-1] if made else {}
+        self._beat: dict[str, Any] = {}
+        self._last = made[-1] if made else {}
         self._began, self._phase, self._told = time.monotonic(), "", 0.0
         self._live: Any = None
         self._mute = False
@@ -72,36 +72,38 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.look()
+        self._tell_score({})
         if self._live is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._live.__exit__(kind, error, trace)
 
-    def look(self) -> bool:
-        """Show what is new; True when the worker made a step or changed what it does."""
-        doing, new = self._heartbeat(), self._new_metrics()
-        changed = bool(new) or doing != self._doing
-        if doing and doing != self._doing:
-            if score := self._score_of_last(doing):
-                self.say(score)
-            self._doing = doing
-            if self._is_news(doing):
-                self._say(doing)
+    def look(self) -> None:
+        """Show what is new: steps that were made, and what the worker does now."""
+        beat, new = (
+            self._heartbeat(),
+            self._new_metrics(),
+        )  # in this order: what was made before the beat is among the new
         for metrics in new:
             self._last = metrics
             self._say(summary(metrics, self.steps))
+        doing = _doing(beat)
+        if doing and doing != _doing(self._beat):
+            self._tell_score(beat)
+            self._beat = beat
+            if self._is_news(doing):
+                self._say(doing)
         if self._live is not None:
             self._show(lambda: self._live.update(self._panel()))
-        return changed
 
-    def _score_of_last(self, doing: str) -> str:
-        """What the evaluation before `doing` found: `base: 148 of 300 answers are right (49.3 %)`; empty while none is over."""
-        last, now = EVALUATING.match(self._doing), EVALUATING.match(doing)
-        if last is None or (now is not None and now[1] == last[1]):
-            return ""
-        right = [bool(answer.get("correct")) for answer in read_lines(self.run.generations(last[1]))]
-        if len(right) < max(1, int(last[2])):  # the worker was stopped in it
-            return ""
-        return f"{last[1]}: {sum(right):,} of {len(right):,} answers are right ({percent(sum(right) / len(right))})"
+    def _tell_score(self, now: dict[str, Any]) -> None:
+        """Say what the evaluation before `now` found, once it is over: `base: 148 of 300 answers are right (49.3 %)`."""
+        stage, total = self._beat.get("stage"), self._beat.get("total")
+        if stage is None or now.get("stage") == stage:
+            return
+        right = [bool(answer.get("correct")) for answer in read_lines(self.run.generations(stage))]
+        if len(right) >= max(1, total or 0):  # else the worker was stopped in it
+            share = percent(sum(right) / len(right))
+            self.say(f"{stage}: {sum(right):,} of {len(right):,} answers are right ({share})")
 
     def _is_news(self, doing: str) -> bool:
         """Steps have their own lines; of what only counts up, a line every few seconds is enough."""
@@ -131,11 +133,12 @@ class Progress:
         except (OSError, ValueError):  # ValueError: the stream object itself was closed
             self._mute = True
 
-    def _heartbeat(self) -> str:
+    def _heartbeat(self) -> dict[str, Any]:
         try:
-            return str(json.loads(self.run.heartbeat_file.read_text(encoding="utf-8")).get("doing") or "")
+            beat = json.loads(self.run.heartbeat_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return ""
+            return {}
+        return beat if isinstance(beat, dict) else {}
 
     def _new_metrics(self) -> list[dict[str, Any]]:
         if not self.run.metrics_file.exists():
@@ -162,7 +165,11 @@ class Progress:
 
         step = int(self._last.get("step") or 0)
         return Group(
-            Text(f"{self._doing or 'starting'}  ({duration(time.monotonic() - self._began)})"),
+            Text(f"{_doing(self._beat) or 'starting'}  ({duration(time.monotonic() - self._began)})"),
             ProgressBar(total=self.steps, completed=step, width=60),
             Text(summary(self._last, self.steps) if self._last else ""),
         )
+
+
+def _doing(beat: dict[str, Any]) -> str:
+    return str(beat.get("doing") or "")

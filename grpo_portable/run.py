@@ -134,13 +134,12 @@ class RunFolder:
         told = {key: clean(value) if isinstance(value, str) else value for key, value in told.items()}
         append_line(self.events_file, {"time": round(time.time(), 3), "kind": kind, **told})
 
-    def heartbeat(self, doing: str) -> None:
-        """Tell the supervisor that the worker is alive and what it is doing."""
-        write_atomically(
-            self.heartbeat_file,
-            json.dumps({"time": time.time(), "doing": clean(doing), "pid": os.getpid()}),
-            sync=False,
-        )
+    def heartbeat(self, doing: str, **more: Any) -> None:
+        """Tell the supervisor that the worker is alive and what it is doing; of an evaluation its `stage` and the `total` of
+        its answers as well.
+        """
+        beat = {"time": time.time(), "doing": clean(doing), "pid": os.getpid(), **more}
+        write_atomically(self.heartbeat_file, json.dumps(beat), sync=False)
 
     def patience(self, seconds: float, because: str) -> None:
         """Renew the heartbeat, and say that the next one may take so long, and why; the next `heartbeat` forgets it."""

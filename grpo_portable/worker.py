@@ -236,7 +236,7 @@ def evaluate_stage(session: Session, stage: str) -> None:
         for name, samples in parts:
 
             def tell(seen: evaluate.Progress, name: str = name) -> None:
-                run.heartbeat(f"evaluating {name}, {seen.done}/{seen.total}")
+                run.heartbeat(f"evaluating {name}, {seen.done}/{seen.total}", stage=name, total=seen.total)
 
             seen = _ask(session, name, samples, tell)
             if session.processes.is_main:

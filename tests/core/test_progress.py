@@ -15,36 +15,57 @@ def run(tmp_path):
     return create(tmp_path / "run", Recipe(path="cpu", micro_batch=8, rollout_rows=64))
 
 
+def asking(stage, done, total):
+    """The sign of life of an evaluation."""
+    return {"doing": f"evaluating {stage}, {done}/{total}", "stage": stage, "total": total}
+
+
 def lines(run, *happened):
-    """What is printed when the run does one thing after the other; text is a sign of life, a list answers of the base."""
+    """What is printed when the run does one thing after the other; text and records are signs of life, a list answers of the
+    base, a number a step; what stands in a tuple happens between two looks.
+    """
     out = io.StringIO()
     with Progress(run, 3, out) as display:
-        for thing in happened:
-            if isinstance(thing, str):
-                run.heartbeat(thing)
-            else:
-                run_folders.write_answers(run, "base", thing)
+        for things in happened:
+            for thing in things if isinstance(things, tuple) else (things,):
+                if isinstance(thing, int):
+                    append_line(run.metrics_file, {"step": thing})
+                elif isinstance(thing, list):
+                    run_folders.write_answers(run, "base", thing)
+                else:
+                    run.heartbeat(**({"doing": thing} if isinstance(thing, str) else thing))
             display.look()
     return out.getvalue().splitlines()
 
 
 def test_the_base_score_is_told_before_training_begins(run):
     answers = ["right"] * 3 + ["wrong"] * 5
-    told = lines(run, "evaluating base, 0/8", answers, "evaluating base, 8/8", "training", "rollout of step 1")
+    told = lines(run, asking("base", 0, 8), answers, asking("base", 8, 8), "training", "rollout of step 1")
     assert told == ["evaluating base, 0/8", "base: 3 of 8 answers are right (37.5 %)", "training"]
 
 
-def test_it_is_told_also_when_nobody_saw_the_last_chunk_counted(run):
-    told = lines(run, "evaluating base, 4/8", ["right"] * 8, "evaluating base-sampled, 0/16")
-    assert told[1:] == ["base: 8 of 8 answers are right (100.0 %)", "evaluating base-sampled, 0/16"]
+@pytest.mark.parametrize("next_one", [[asking("base-sampled", 0, 16)], []], ids=["another follows", "the last"])
+def test_it_is_told_also_when_nobody_saw_the_last_chunk_counted(run, next_one):
+    told = lines(run, asking("base", 4, 8), ["right"] * 8, *next_one)
+    assert told[1:] == ["base: 8 of 8 answers are right (100.0 %)", *(beat["doing"] for beat in next_one)]
 
 
 def test_an_evaluation_that_was_cut_short_has_no_score(run):
-    assert lines(run, "evaluating base, 0/8", ["right"] * 4, "loading embedded", "evaluating base, 4/8") == [
+    assert lines(run, asking("base", 0, 8), ["right"] * 4, "loading embedded", asking("base", 4, 8)) == [
         "evaluating base, 0/8",
         "loading embedded",
         "evaluating base, 4/8",
     ]
+
+
+def test_of_what_is_being_done_only_the_record_counts(run):
+    """The words are for a reader: nothing is taken from them."""
+    assert lines(run, "evaluating base, 0/1", ["right"], "training") == ["evaluating base, 0/1", "training"]
+
+
+def test_a_step_is_told_before_what_came_after_it(run):
+    told = lines(run, "update of step 3", (3, asking("tuned", 0, 8)))
+    assert told == ["step 3/3", "evaluating tuned, 0/8"]
 
 
 def test_a_step_is_one_line(run):
