@@ -1,9 +1,9 @@
 """A policy that learns with few kernels: what transformers and PEFT write as many small steps, while an update is made.
 
 Norms become torch's own fused one, rotary positions one node of 6 kernels instead of 10 forward and 18 backward, adapters one
-node a layer (lora_product.py), and attention keeps to fused kernels. Sums are rounded less often than in the models' own code,
-so results agree within rounding and not bit for bit. Each replacement is tried on the model's device against the code it
-stands for, and left out where they differ.
+node a layer (lora_product.py). Sums are rounded less often than in the models' own code, so results agree within rounding and
+not bit for bit. Each replacement is tried on the model's device against the code it stands for, and left out where they differ.
+`fused_attention` stands apart: every update needs it, also one that leaves the layers as they are.
 """
 
 from __future__ import annotations
@@ -82,6 +82,11 @@ def fused_norm(norm: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return forward
 
 
+def fused_attention(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Inside, transformers' attention keeps to torch's fused kernels on `device`."""
+    return contextlib.nullcontext() if _attends_groups(device) else repeated_keys()
+
+
 def _attends_groups(device: torch.device) -> bool:
     """Whether the device has an attention kernel that reads a group's keys once. Before compute capability 8.0 there is the
     memory-efficient one alone, which takes no groups (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
@@ -109,8 +114,6 @@ def few_kernels(model: Any) -> Iterator[dict[str, int]]:
     """Inside, the model computes with few kernels; gives how many of `adapters`, `norms` and `rotary` were replaced."""
     inner = unwrap(model)
     with contextlib.ExitStack() as stack:
-        if not _attends_groups(next(inner.parameters()).device):
-            stack.enter_context(repeated_keys())
         adapters = stack.enter_context(lora_products(model))
         norms = _trusted_norms(inner)
         for norm in norms:

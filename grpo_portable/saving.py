@@ -18,7 +18,7 @@ import torch
 from transformers import TrainerCallback
 
 from grpo_portable import checkpoint, policy
-from grpo_portable.few_kernels import few_kernels
+from grpo_portable.few_kernels import few_kernels, fused_attention
 from grpo_portable.guards import require_finite
 from grpo_portable.shard import is_spread
 from grpo_portable.walks import short_walks
@@ -105,7 +105,8 @@ class Saving:
         """Train, with the short ways that results allow: fewer walks anywhere, fewer kernels where launching them costs."""
         self._trained = policy.trainable(self.model)
         try:
-            with short_walks(self.model), self._kernels() as replaced:
+            attention = fused_attention(self.accelerator.device)
+            with short_walks(self.model), attention, self._kernels() as replaced:
                 if replaced is not None:
                     self._note_replaced(replaced)
                 return super().train(*args, **named)  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -14,11 +15,10 @@ import tiny
 import torch
 import training
 
-from grpo_portable import checkpoint, policy
+from grpo_portable import checkpoint, few_kernels, policy
 from grpo_portable.arguments import optimizer, training_arguments
 from grpo_portable.batches import micro_batches, questions_of
 from grpo_portable.errors import EngineError, NonFiniteError, RewardError
-from grpo_portable.few_kernels import few_kernels
 from grpo_portable.guards import NonFiniteGuard, StopSignal
 from grpo_portable.rewards.faults import FaultCounter
 from grpo_portable.rollout.protocol import Completion
@@ -214,13 +214,27 @@ def test_groups_without_spread_cost_no_forward_pass_and_change_nothing(tmp_path:
 
 def test_the_run_says_what_few_kernels_replaced(tmp_path: Path) -> None:
     made = training.make(tmp_path / "few", steps=1)
-    made._kernels = lambda: few_kernels(made.model)  # as on a GPU
+    made._kernels = lambda: few_kernels.few_kernels(made.model)  # as on a GPU
     made.train()
     told = made.run.read_json("run.json")["few_kernels"]
     assert set(told) == {"adapters", "norms", "rotary"} and all(told.values())
     plain = training.make(tmp_path / "plain", steps=1)
     plain.train()
     assert "few_kernels" not in plain.run.read_json("run.json")
+
+
+@pytest.mark.parametrize("groups", [True, False])
+def test_attention_is_fused_in_every_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: bool) -> None:
+    """Whether or not layers run in few kernels: weights in parts keep their own. Else all scores would be kept."""
+    home: Any = importlib.import_module("transformers.integrations.sdpa_attention")
+    before = home.use_gqa_in_sdpa
+    monkeypatch.setattr(few_kernels, "_attends_groups", lambda device: groups)
+    made = training.make(tmp_path, steps=1)
+    compute, own = made._compute_loss, []
+    made._compute_loss = lambda *given: (own.append(home.use_gqa_in_sdpa is before), compute(*given))[1]
+    made.train()
+    assert own and set(own) == {groups}
+    assert home.use_gqa_in_sdpa is before
 
 
 def count_forwards(made: Any) -> list[int]:

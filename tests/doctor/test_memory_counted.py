@@ -38,6 +38,9 @@ CASES = {
     "16 bit, norms not fused": ("qwen3", replace(FEW, fused_norms=False)),
     "16 bit, Gemma's norms": ("gemma3_text", FEW),
     "16 bit, no few kernels": ("qwen3", PLAIN),
+    "16 bit, keys repeated for each head": ("qwen3", replace(FEW, repeats_keys=True)),
+    "16 bit, no few kernels, keys repeated": ("qwen3", replace(PLAIN, repeats_keys=True)),
+    "4 bit, keys repeated": ("qwen3", replace(FEW, base="nf4", repeats_keys=True)),
     "4 bit": ("qwen3", replace(FEW, base="nf4")),
     "4 bit, norms not fused": ("qwen3", replace(FEW, base="nf4", fused_norms=False)),
     "DoRA": ("qwen3", replace(FEW, dora=True)),
@@ -119,12 +122,12 @@ def in_4_bit(model: Any) -> None:
 
 @contextlib.contextmanager
 def as_trained(model: Any, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Few kernels, where the trainer makes updates in them; PEFT sees CUDA's autocast."""
+    """Few kernels, where the trainer makes updates in them, and its attention; PEFT sees CUDA's autocast."""
     on_card = setting.device == "cuda"
     if setting.fused_norms:
         monkeypatch.setattr(few_kernels, "fused_norm", card_norm.card_norm)
     kernels = few_kernels.few_kernels(model) if on_card and setting.spread == 1 else contextlib.nullcontext()
-    with kernels:
+    with kernels, few_kernels.repeated_keys() if setting.repeats_keys else contextlib.nullcontext():
         torch.set_autocast_enabled("cuda", on_card)
         try:
             yield
