@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -38,9 +40,8 @@ def _module(name: str, where: str) -> ModuleType:
     if added:  # a console script does not look where it was started
         sys.path.insert(0, here)
     try:
-        return importlib.import_module(where)
-    except Exception as error:  # the user's module may raise anything while it is imported
-        raise _unimportable(name, error) from error
+        with _import_errors(name):
+            return importlib.import_module(where)
     finally:
         if added:
             sys.path.remove(here)
@@ -58,12 +59,20 @@ def _file(name: str, file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name_here] = module  # dataclasses and pickle look there for what a class belongs to
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # the user's file may raise anything while it is imported
+        with _import_errors(name):
+            spec.loader.exec_module(module)
+    except BaseException:
         del sys.modules[name_here]
-        raise _unimportable(name, error) from error
+        raise
     return module
 
 
-def _unimportable(name: str, error: Exception) -> RecipeError:
-    return RecipeError(f"reward `{name}` cannot be imported", because=f"{type(error).__name__}: {error}")
+@contextlib.contextmanager
+def _import_errors(name: str) -> Iterator[None]:
+    """Inside, whatever the user's code raises while it is imported is a RecipeError, a call of sys.exit too."""
+    try:
+        yield
+    except KeyboardInterrupt:  # a wish to stop
+        raise
+    except BaseException as error:
+        raise RecipeError(f"reward `{name}` cannot be imported", because=f"{type(error).__name__}: {error}") from error

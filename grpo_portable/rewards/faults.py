@@ -102,9 +102,9 @@ def _attempt(call: Callable[[dict[str, Any]], Any], batch: dict[str, Any], n: in
     try:
         returned = call(batch)
         values = list(returned)
-    except GrpoPortableError:
+    except (GrpoPortableError, KeyboardInterrupt):  # the second is a wish to stop
         raise
-    except Exception as error:  # a reward is somebody else's code and may raise anything
+    except BaseException as error:  # a reward is somebody else's code: it may call sys.exit, or cancel itself
         return None, f"raised {type(error).__name__}: {' '.join(str(error).split())[:120]}"
     if len(values) != n:
         return None, f"returned {len(values)} rewards for {n} completions"
@@ -122,12 +122,7 @@ def _number(value: Any) -> tuple[float | None, str]:
         return None, f"returned {type(value).__name__}, no number"
     try:
         number = float(value)
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-        RuntimeError,
-    ) as error:  # a tensor of many elements, an int beyond float
+    except Exception as error:  # a tensor of many elements, an int beyond float; the value is somebody else's code too
         return None, f"returned {type(value).__name__}, no number ({type(error).__name__})"
     if not abs(number) <= FLOAT32_MAX:
         return None, f"returned {number}"

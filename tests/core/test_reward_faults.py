@@ -1,5 +1,6 @@
 """Rewards that fail, and the advantages of what is left: nothing moves but the sample at fault."""
 
+import asyncio
 import math
 
 import pytest
@@ -43,6 +44,46 @@ def test_a_reward_that_raises_costs_the_samples_at_fault_only() -> None:
     values, faults = run(picky, gold=[10, 11, 12, 13])
     assert values == [10.0, 11.0, None, 13.0]
     assert faults == [("picky", 2, "raised ValueError: two is too much")]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (SystemExit(3), "raised SystemExit: 3"),
+        (asyncio.CancelledError(), "raised CancelledError: "),
+        (GeneratorExit(), "raised GeneratorExit: "),
+    ],
+)
+def test_a_reward_that_would_end_the_process_is_at_fault_like_any_other(error: BaseException, told: str) -> None:
+    def leaves(completions: list, **_: object) -> list[float]:
+        if 2 in completions:
+            raise error
+        return [1.0] * len(completions)
+
+    async def leaves_later(completions: list, **_: object) -> list[float]:
+        return leaves(completions)
+
+    for reward in (leaves, leaves_later):
+        values, faults = run(reward)
+        assert values == [1.0, 1.0, None, 1.0]
+        assert [(index, why) for _, index, why in faults] == [(2, told)]
+
+
+def test_a_wish_to_stop_is_no_fault_of_the_reward() -> None:
+    def stopped(**_: object) -> list[float]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(stopped)
+
+
+def test_a_value_may_raise_anything_when_it_is_made_a_number() -> None:
+    class Odd:
+        def __float__(self) -> float:
+            raise KeyError("x")
+
+    values, faults = run(lambda completions, **_: [1.0, Odd(), 1.0, 1.0])
+    assert values == [1.0, None, 1.0, 1.0] and "KeyError" in faults[0][2]
 
 
 def test_a_reward_of_the_wrong_length_is_asked_again_for_each_sample() -> None:

@@ -128,6 +128,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "def short(completions, **_):\n    return [-len(c) for c in completions]\nx = 1\n"
     )
     (tmp_path / "broken_rewards.py").write_text("1 / 0\n")
+    (tmp_path / "script.py").write_text("import sys\nsys.exit('usage: script.py FILE')\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -167,6 +168,8 @@ def test_two_rewards_of_one_file_share_what_it_loads(own: Path) -> None:
         ("no_such_rewards:short", "ModuleNotFoundError"),
         ("broken_rewards:short", "ZeroDivisionError"),
         ("broken_rewards.py:short", "ZeroDivisionError"),
+        ("script:short", "SystemExit: usage: script.py FILE"),
+        ("script.py:short", "SystemExit: usage: script.py FILE"),
         ("missing.py:short", "no file"),
         ("own_rewards:", "module:function"),
         (":short", "module:function"),

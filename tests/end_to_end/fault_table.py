@@ -333,6 +333,9 @@ FAULTS: dict[str, Fault] = {
     "a reward raises": Fault(
         in_the_reward(throw(KeyError("answer"))), ("reward",), stops=True, same="bits", says="KeyError"
     ),
+    "a reward calls sys.exit": Fault(
+        in_the_reward(throw(SystemExit(1))), ("reward",), stops=True, same="bits", says="SystemExit"
+    ),
     "a reward hangs": Fault(
         in_the_reward(hangs), ("hang",), stops=True, again=1, same="bits", says="does not return", limits=SILENT
     ),
