@@ -12,7 +12,7 @@ import tiny
 
 from grpo_portable import prompts
 from grpo_portable.data import Question
-from grpo_portable.evaluate import Progress, evaluate, is_complete
+from grpo_portable.evaluate import Progress, evaluate, is_complete, join, share_of
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Completion, Sampling
 from grpo_portable.run import read_lines
@@ -128,6 +128,49 @@ def test_a_chunk_that_was_cut_in_two_is_asked_whole_and_written_once(tmp_path: P
     evaluate(again, BUILDER, DATA, RECIPE, file)
     assert again.asked == [q.question for q in QUESTIONS[4:]]
     assert list(read_lines(file)) == records
+
+
+@pytest.mark.parametrize(
+    ("rows", "processes", "calls"),
+    [
+        (1, 1, [[4, 4, 2]]),
+        (1, 2, [[4, 2], [4]]),  # the calls of one process
+        (1, 3, [[4], [4], [2]]),
+        (2, 1, [[8, 2]]),
+        (2, 2, [[8], [2]]),
+        (2, 3, [[4], [4], [2]]),  # 8 and 2 would leave the third one idle
+        (64, 1, [[10]]),
+        (64, 2, [[5], [5]]),
+        (64, 4, [[3], [3], [3], [1]]),
+        (64, 12, [[1]] * 10 + [[]] * 2),
+    ],
+)
+def test_each_of_several_processes_has_its_share(
+    tmp_path: Path, rows: int, processes: int, calls: list[list[int]]
+) -> None:
+    file, seen = tmp_path / "g.jsonl", []
+    for rank in range(processes):
+        engine = Calls()
+        recipe, part = replace(RECIPE, rollout_rows=rows), share_of(file, rank)
+        evaluate(engine, BUILDER, DATA, recipe, part, turn=(rank, processes))
+        seen.append(engine.sizes)
+    assert seen == calls
+    join(DATA, file)
+    whole = tmp_path / "whole.jsonl"
+    evaluate(Adder(), BUILDER, DATA, RECIPE, whole)
+    assert list(read_lines(file)) == list(read_lines(whole))
+
+
+class Calls(Adder):
+    """Keeps how many questions each call had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def generate(self, questions: Any, n: int, sampling: Sampling) -> list[list[Completion]]:
+        self.sizes.append(len(questions))
+        return super().generate(questions, n, sampling)
 
 
 def test_a_complete_file_is_not_asked_again(tmp_path: Path) -> None:
