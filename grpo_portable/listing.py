@@ -19,6 +19,10 @@ STAND_IN = "Qwen/Qwen3-0.6B"  # for recipes that leave the model to the user
 MEASURED = "Measured:"  # header line of a recipe with the time that a report shows for the CPU
 TOO_LONG_S = 3 * 86400  # nobody waits longer than this for a recipe
 SLOW_S = 8 * 3600  # what does not end overnight is marked
+ESTIMATES = (
+    "`about`: an estimate of the training alone; --dry-run says how far off it may be. A CPU is measured anew at each "
+    "look, and is slower while other programs run."
+)
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ def text(found: Iterable[Row], machine: str) -> str:
             f"{r.name:<{width}}  {answer:<4}  {told}", WIDTH, subsequent_indent=" " * (width + 8), drop_whitespace=True
         )
         lines += textwrap.wrap(r.purpose, WIDTH, initial_indent="    ", subsequent_indent="    ")
+    if any(r.time and r.time.startswith("about") for r in table):
+        lines += ["", *textwrap.wrap(ESTIMATES, WIDTH)]
     lines += ["", "show one: grpo-portable recipes NAME"]
     lines += ["plan one: grpo-portable train NAME --auto --dry-run"]
     return "\n".join(lines)
@@ -112,4 +118,4 @@ def _measured(entry: catalogue.Entry, path: str) -> str | None:
     if path != "cpu":
         return None
     line = next((line for line in catalogue.header(entry.file) if line.startswith(MEASURED)), None)
-    return line.removeprefix(MEASURED).partition("(")[0].strip().rstrip(".") if line else None
+    return f"measured {line.removeprefix(MEASURED).partition('(')[0].strip().rstrip('.')}" if line else None

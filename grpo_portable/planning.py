@@ -213,10 +213,12 @@ def _as_pinned(recipe: Recipe, shape: Shape, free: memory.Settled) -> memory.Set
 
 
 def step_seconds(settled: Settled, diagnosis: Diagnosis) -> speed.StepEstimate | None:
-    """Seconds of one step on the path that runs, None when the machine or the model is not known.
+    """Seconds of one step on the path that runs, None when the machine or the model is not known, and for weights in parts.
 
     On a CPU from the rates that the doctor measured there; a card's come from its data sheet.
     """
+    if settled.recipe.fsdp is True:
+        return None  # nothing of this kind has been measured
     if settled.recipe.path == "cpu":
         shape, rates = _shape(settled.recipe), speed_cpu.rates(diagnosis.facts)
         if shape is None or rates is None or settled.ledger is None:
@@ -228,8 +230,6 @@ def step_seconds(settled: Settled, diagnosis: Diagnosis) -> speed.StepEstimate |
 
 def minutes(settled: Settled, diagnosis: Diagnosis) -> str | None:
     """The length of the training as text with its error, on a CPU why there is none; None as in `step_seconds`."""
-    if settled.recipe.fsdp is True:
-        return None  # nothing of this kind has been measured
     step = step_seconds(settled, diagnosis)
     if settled.recipe.path != "cpu":
         return None if step is None else speed.in_words(step, settled.recipe.steps)
@@ -237,7 +237,7 @@ def minutes(settled: Settled, diagnosis: Diagnosis) -> str | None:
         known = _shape(settled.recipe) is not None
         return f"not estimated: {'this CPU was not measured' if known else 'the shape of the model is not known'}"
     more = "bootstrap and evaluations" if settled.recipe.bootstrap_epochs else "evaluations"
-    return f"{speed.in_words(step, settled.recipe.steps)}; {more} come on top"
+    return f"{speed.in_words(step, settled.recipe.steps)}, by a measurement of this CPU; {more} come on top"
 
 
 def _share(settled: Settled, diagnosis: Diagnosis) -> dict[str, Any]:

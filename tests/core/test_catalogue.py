@@ -234,11 +234,35 @@ def laptop(**extra: Any) -> Facts:
 
 def test_a_time_on_the_cpu_is_measured_or_rests_on_measured_rates() -> None:
     unmeasured = {row.name: row for row in listing.rows(laptop(), unserved)}
-    assert unmeasured["arithmetic-embedded"].time == "about 1 min on two CPU cores"
+    assert unmeasured["arithmetic-embedded"].time == "measured about 1 min on two CPU cores"
     assert unmeasured["gsm8k-smollm2-135m-cpu"].time is None
     found = {row.name: row for row in listing.rows(laptop(cpu_rates={"gflops": 160.0, "gb_s": 30.0}), unserved)}
-    assert found["arithmetic-embedded"].time == "about 1 min on two CPU cores"
+    assert found["arithmetic-embedded"].time == "measured about 1 min on two CPU cores"
     assert found["gsm8k-smollm2-135m-cpu"].time == "about 82 min"
+
+
+def test_the_list_and_the_plan_say_one_time() -> None:
+    facts = laptop(cpu_rates={"gflops": 160.0, "gb_s": 30.0})
+    entry = next(e for e in catalogue.entries() if e.name == "gsm8k-smollm2-135m-cpu")
+    listed = listing.row(entry, facts, unserved)
+    planned = planning.minutes(*planning.plan(load(entry.file), facts, auto=True))
+    assert listed.time and planned and planned.startswith(f"{listed.time}, ")
+    assert "by a measurement of this CPU" in planned
+
+
+def test_the_list_says_what_its_estimates_are_where_it_has_some() -> None:
+    told = " ".join(listing.ESTIMATES.split())
+    rates = {"gflops": 160.0, "gb_s": 30.0}
+    for facts, has in ((laptop(cpu_rates=rates), True), (laptop(), False)):
+        assert (told in " ".join(listing.text(listing.rows(facts, unserved), "x").split())) is has
+
+
+def test_of_weights_in_parts_nobody_knows_the_time() -> None:
+    facts = card("NVIDIA GeForce RTX 4090", "8.9", 24.0)
+    settled, diagnosis = planning.plan(load(catalogue.find("gsm8k-qwen3-0.6b")), facts, auto=True)
+    assert planning.step_seconds(settled, diagnosis) is not None
+    parts = replace(settled, recipe=replace(settled.recipe, fsdp=True))
+    assert planning.step_seconds(parts, diagnosis) is None and planning.minutes(parts, diagnosis) is None
 
 
 def test_a_recipe_that_has_room_on_a_cpu_but_takes_days_is_marked_as_slow() -> None:
