@@ -6,7 +6,7 @@ import textwrap
 
 from doctor.diagnosis import PATHS, Diagnosis, Wall
 from doctor.render import command_lines
-from grpo_portable.errors import clause
+from grpo_portable.errors import GrpoPortableError, clause
 from grpo_portable.recipe import Recipe
 from grpo_portable.settle import Settled
 
@@ -14,8 +14,8 @@ WIDTH = 80
 HELPS = 2  # of a wall, the most certain ones; `grpo-doctor` has them all
 
 
-def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None) -> str:
-    """A block of lines; every choice with its reason, readable without colour."""
+def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None, others: str | None = None) -> str:
+    """A block of lines; every choice with its reason, readable without colour. `others`: what the other open paths take."""
     recipe, ledger = settled.recipe, settled.ledger
     several = recipe.path != "cpu" and len(diagnosis.plan.gpus) > 1
     completions = recipe.prompts_per_step * recipe.group_size
@@ -44,12 +44,24 @@ def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None) -> st
         rows.append(("memory", f"{ledger.need_gib:.2f}{have} GiB: {parts}"))
     if minutes:
         rows.append(("time", minutes))
+    if others:
+        rows.append(("others", others))
     below = tuple(f"({wall.code})" for wall in _in_the_way(recipe, diagnosis))  # told there, with their helps
     reasons = [reason for reason in settled.reasons if not reason.endswith(below)]
     rows += [("because" if i == 0 else "", clause(reason)) for i, reason in enumerate(reasons)]
     lines = ["plan"] + [line for name, text in rows for line in _row(name, text)]
     closing = _closing(recipe, diagnosis)
     return "\n".join(lines + (["", "what closed the faster paths", *closing] if closing else []))
+
+
+def refusal_text(refused: GrpoPortableError) -> str:
+    """Below a plan: what a start on this machine would be refused for, and what helps."""
+    lines = ["", "it would not start now", *_wrapped(f"  {refused}", "    ")]
+    return "\n".join(lines + (_wrapped(f"    help: {refused.help}", " " * 10) if refused.help else []))
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _engine(recipe: Recipe) -> str:

@@ -20,7 +20,16 @@ from doctor.diagnosis import Diagnosis, diagnosis_to_json
 from doctor.facts import Facts, facts_to_json
 from grpo_portable import announce, catalogue, edited, planning, reach, saved, supervise
 from grpo_portable import run as run_folder
-from grpo_portable.errors import DataError, Interrupted, ModelError, PathClosed, RecipeError, RunFolderError, UsageError
+from grpo_portable.errors import (
+    DataError,
+    GrpoPortableError,
+    Interrupted,
+    ModelError,
+    PathClosed,
+    RecipeError,
+    RunFolderError,
+    UsageError,
+)
 from grpo_portable.eval_task import EvalTask
 from grpo_portable.recipe import Recipe, is_template, load, parsed, with_template
 from grpo_portable.rollout.available import unavailable, unserved
@@ -57,12 +66,14 @@ def train(
         raise UsageError("--facts plans for another machine", help="add --dry-run")
     prepared = prepare(name, auto=auto, overrides=overrides, facts_file=facts_file, gpus=gpus)
     settled, diagnosis = prepared.settled, prepared.diagnosis
-    text = announce.plan_text(settled, diagnosis, planning.minutes(settled, diagnosis))
+    minutes, others = (look(settled, diagnosis) for look in (planning.minutes, planning.others))
+    text = announce.plan_text(settled, diagnosis, minutes, others)
     print(text, flush=True) if dry_run else _say(text)
     if dry_run:
+        if not facts_file and (refused := _refusal(settled.recipe)) is not None:
+            print(announce.refusal_text(refused), flush=True)
         return
-    _need_training_stack(settled.recipe.model)
-    within_reach(settled.recipe)
+    _may_start(settled.recipe)
     folder = new_folder(prepared, out)
     _say(f"\nrun folder: {folder.path}\n")
     finish(folder, fallback=fallback)
@@ -80,8 +91,7 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: 
         longer = f"grpo-portable train {folder.recipe_file} --set steps={2 * steps} --out NEW"
         _say(f"its {steps} steps are made; to train longer begin a new run: {longer}")
         return
-    _need_training_stack(folder.recipe().model)
-    within_reach(folder.recipe())
+    _may_start(folder.recipe())
     _say(f"run folder: {folder.path}\n")
     with supervise.folder_errors(folder):
         if gpus is not None:
@@ -137,8 +147,7 @@ def evaluate(task: EvalTask, *, out: Path | None) -> None:
     if task.told:
         _say(task.told)
     prepared = prepare(task.recipe, auto=True, overrides=task.overrides)
-    _need_training_stack(prepared.settled.recipe.model)
-    within_reach(prepared.settled.recipe, trains=False)
+    _may_start(prepared.settled.recipe, trains=False)
     folder = new_folder(replace(prepared, name="eval"), out)
     folder.write_json("task.json", task.to_json())
     _say(f"run folder: {folder.path}\n")
@@ -156,7 +165,7 @@ def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
         folder.update_json("task.json", base_too=True)
     if _was_finished(folder):
         return
-    within_reach(folder.recipe(), trains=False)
+    _may_start(folder.recipe(), trains=False)
     _say(f"run folder: {folder.path}\n")
     finish(folder, fallback=True)
 
@@ -247,6 +256,21 @@ def known_files(recipe: Recipe) -> None:
         raise ModelError(
             f"model `{recipe.model}` is not there", help="check the path; models of the hub are named owner/name"
         )
+
+
+def _may_start(recipe: Recipe, *, trains: bool = True) -> None:
+    """What a start is refused for before anything is loaded: a missing package, or what is neither here nor to be had."""
+    _need_training_stack(recipe.model)
+    within_reach(recipe, trains=trains)
+
+
+def _refusal(recipe: Recipe) -> GrpoPortableError | None:
+    """What a start of a training would be refused for now, None for nothing."""
+    try:
+        _may_start(recipe)
+    except GrpoPortableError as error:
+        return error
+    return None
 
 
 def within_reach(recipe: Recipe, *, trains: bool = True) -> None:

@@ -240,6 +240,27 @@ def minutes(settled: Settled, diagnosis: Diagnosis) -> str | None:
     return f"{speed.in_words(step, settled.recipe.steps)}, by a measurement of this CPU; {more} come on top"
 
 
+def others(settled: Settled, diagnosis: Diagnosis) -> str | None:
+    """Seconds of a step on the other open paths of a GPU, by the same estimate and the fastest first; None where it has none.
+
+    Which path is best is decided by what it can do; which is fastest depends on the model, and vLLM is not always.
+    """
+    recipe = settled.recipe
+    own = recipe.path != "cpu" and recipe.backend in ("auto", "plain") and recipe.fsdp is not True
+    if not own or step_seconds(settled, diagnosis) is None:
+        return None
+    there = {path for path, state in diagnosis.paths.items() if state.open and state.fits is not False}
+    worse = {path for path in there if path.startswith("fp16") and path.replace("fp16", "bf16") in there}
+    refused = {path for path, reason in {**unserved(recipe), **_blocks(recipe)}.items() if reason}
+    seen: list[tuple[float, str]] = []
+    for path in there - worse - refused - {"cpu", recipe.path}:
+        step = step_seconds(replace(settled, recipe=replace(recipe, path=path)), diagnosis)
+        if step is not None:
+            seen.append((step.total_s, path))
+    told = ", ".join(f"{path} {seconds:.1f} s" for seconds, path in sorted(seen))
+    return f"{told} a step, by the same estimate (--path takes one)" if told else None
+
+
 def _share(settled: Settled, diagnosis: Diagnosis) -> dict[str, Any]:
     return sizes(settled.recipe, gpus.processes(diagnosis, str(settled.recipe.path)))
 
