@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import run_folders
@@ -113,7 +114,19 @@ def test_dry_run_says_the_plan_and_writes_nothing(tmp_path):
     assert done.returncode == 0, done.stderr
     for word in ("path", "cpu", "embedded", "16 questions x 8 completions", "memory", "because"):
         assert word in done.stdout
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [] and "would not start" not in done.stdout
+
+
+def test_a_dry_run_says_what_a_start_would_be_refused_for_and_is_silent_of_another_machine(monkeypatch, capsys):
+    monkeypatch.setattr(launch, "TRAINING_STACK", ("no_such_package",))
+    facts = Path(__file__).parents[1] / "doctor" / "saved" / "h200-torch211-bare.json"
+    asked = {"auto": True, "overrides": ["path=auto"], "out": None, "dry_run": True, "fallback": True}
+    launch.train("arithmetic-embedded", **asked, facts_file=str(facts))
+    assert "would not start" not in capsys.readouterr().out
+    monkeypatch.setattr(launch, "_probe", lambda: launch.saved_facts(str(facts)))
+    launch.train("arithmetic-embedded", **asked)
+    plan, _, refused = capsys.readouterr().out.partition("it would not start now\n")
+    assert plan.startswith("plan\n") and "no_such_package not installed" in refused and "help: `grpo-doctor" in refused
 
 
 def test_data_that_cannot_be_used_is_told_by_the_worker_in_two_lines(tmp_path):
@@ -165,6 +178,11 @@ def test_a_hub_out_of_reach_is_told_before_anything_is_loaded_or_written(tmp_pat
     assert (done.returncode, planned.returncode, len(told)) == (2, 0, 2), done.stderr
     assert "model `nobody/none` is not on this machine, and the hub is out of reach, because 127.0.0.1" in told[0]
     assert not (tmp_path / "out").exists()
+    missing = " ".join(planned.stdout.partition("it would not start now")[2].split())
+    assert missing.startswith(
+        "model `nobody/none` is not on this machine, and the hub is out of reach, because 127.0.0.1"
+    )
+    assert "help: without a network give a local one" in missing
     assert time.monotonic() - began < 60  # two looks at the machine; the client's own retries take half a minute more
 
 
