@@ -26,7 +26,8 @@ PORTABLE_LAYER_S = (
     36e-6  # one block's kernels in one decode step inside a CUDA graph, beside the bytes; fused by Triton
 )
 GENERATE_LAYER_S = 3.1e-3  # the same in transformers' generate, 4-bit weights, adapter not merged, no graph
-VLLM_STEP_S, VLLM_ROW_S = 1.5e-3, 11e-6  # a decode step of vLLM, and what each row adds
+# A decode step of vLLM as it runs here, with an adapter and nothing compiled, and what each row adds
+VLLM_STEP_S, VLLM_ROW_S = 3e-3, 11e-6
 BLOCK_PASS_S = 1.2e-3  # assumed: launching one block's forward or backward, peft's adapters included
 SYNC_S = 0.3  # assumed: merging the adapter into the copy, or pushing weights to the engine; rewards, optimizer
 ERROR = 2.0  # a judgement, not a measured spread: the truth is expected between the estimate over and times this
