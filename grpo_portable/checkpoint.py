@@ -13,7 +13,6 @@ torn; the newest whole one is used instead. Safetensors and JSON only: reading a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -28,9 +27,10 @@ import numpy
 import torch
 from safetensors.torch import load_file, save_file
 
+from grpo_portable import manifest
+
 KEPT = 2
 _NAME = re.compile(r"step-(\d{6,})")
-_MANIFEST = "manifest.json"
 _STEP_DOWN = "/"  # between the keys of nested state: 8-bit optimizers keep theirs one level down
 
 
@@ -92,8 +92,8 @@ def _fill(
     (part / "state.json").write_text(json.dumps(record), encoding="utf-8")
     (part / "trainer_state.json").write_text(trainer_state, encoding="utf-8")
     files = sorted(part.iterdir())
-    (part / _MANIFEST).write_text(json.dumps({f.name: _fingerprint(f) for f in files}), encoding="utf-8")
-    for file in (*files, part / _MANIFEST, part):
+    manifest.write(part, files)
+    for file in (*files, part / manifest.NAME, part):
         _sync(file)
 
 
@@ -193,16 +193,11 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _whole(folder: Path) -> bool:
+    known = manifest.known(folder)
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        return bool(manifest) and all(_fingerprint(folder / name) == known for name, known in manifest.items())
-    except (OSError, ValueError, AttributeError):
+        return bool(known) and all(manifest.fingerprint(folder / name) == held for name, held in known.items())
+    except OSError:
         return False
-
-
-def _fingerprint(file: Path) -> dict[str, Any]:
-    with file.open("rb") as content:
-        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
 
 
 def _sync(path: Path) -> None:

@@ -1,8 +1,8 @@
 """What `eval` is asked to do: which model and adapter, and by whose recipe the questions are put.
 
 An adapter is only judged fairly as it was trained: with the prompt, limits and answer style of its run. So an adapter that
-still lies in its run's folder brings that run's recipe along, questions and model included, unless others are named. Reads the
-names of files, loads nothing.
+still lies in its run's folder brings that run's recipe along, questions and model included, unless others are named. Loads
+nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo_portable.errors import ModelError, UsageError
 from grpo_portable.run import shortened
+from grpo_portable.saved import torn
 
 WEIGHTS = "adapter_model.safetensors"
 OF_THIS_MACHINE = (
@@ -70,10 +71,16 @@ def eval_task(
 
 
 def _weights_folder(adapter: Path) -> Path:
-    """The adapter's folder; a run's folder stands for the adapter in it."""
-    for folder in (adapter, adapter / "adapter"):
-        if (folder.expanduser() / WEIGHTS).is_file():
-            return folder.expanduser()
+    """The adapter's folder, its weights whole; a run's folder stands for the adapter in it."""
+    for folder in (adapter.expanduser(), adapter.expanduser() / "adapter"):
+        if (folder / WEIGHTS).is_file():
+            if broken := torn(folder):
+                raise ModelError(
+                    f"`{broken}` is torn",
+                    because="it is cut, or its content is not what was saved",
+                    help="if its run is here, `grpo-portable train --resume --out RUN` makes it again",
+                )
+            return folder
     raise ModelError(f"`{adapter}` holds no adapter", because=f"there is no {WEIGHTS} in it")
 
 

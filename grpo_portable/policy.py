@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from grpo_portable import manifest
 from grpo_portable.cuts import as_named
 from grpo_portable.errors import ModelError, RecipeError
 from grpo_portable.recipe import Recipe
@@ -222,7 +223,8 @@ def weight_bytes(model: Any) -> tuple[int, int]:
 
 
 def save(model: Any, folder: Path, base: str) -> None:
-    """Write what was trained into `folder` as safetensors: the adapter, or all weights when there is none. Atomic.
+    """Write what was trained into `folder` as safetensors: the adapter, or all weights when there is none. Atomic, with a
+    manifest of the weights (saved.py).
 
     `base` is the base's name for the adapter's config, where peft would put a path of this machine.
     """
@@ -240,6 +242,7 @@ def save(model: Any, folder: Path, base: str) -> None:
     else:
         model.save_pretrained(str(part))
     (part / "README.md").unlink(missing_ok=True)  # peft's model card template, empty of facts
+    manifest.write(part, sorted(part.glob("*.safetensors")))
     _flush(part)
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

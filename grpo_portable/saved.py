@@ -7,19 +7,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_portable import manifest
 from grpo_portable.run import RunFolder, read_lines
 
 _LENGTH_BYTES = 8  # of a safetensors file, before its header: how long that is
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether what `policy.save` wrote into `folder` can be read: its configuration, and weights of the length their
-    headers say.
-    """
-    weights, configurations = list(folder.glob("*.safetensors")), list(folder.glob("*.json"))
+    """Whether what `policy.save` wrote into `folder` can be read: its configuration, and weights as they were saved."""
+    configurations = [file for file in folder.glob("*.json") if file.name != manifest.NAME]
     try:
         read = [json.loads(file.read_text(encoding="utf-8")) for file in configurations]
-        return bool(weights) and bool(read) and all(read) and all(map(_has_its_length, weights))
+    except (OSError, ValueError):
+        return False
+    return any(folder.glob("*.safetensors")) and bool(read) and all(read) and torn(folder) is None
+
+
+def torn(folder: Path) -> Path | None:
+    """The first file of weights in `folder` that is gone, cut or not as it was saved, None when there is none.
+
+    By the manifest `policy.save` leaves; where nothing is written down, weights have at least the length their headers say.
+    """
+    known = manifest.known(folder)
+    files = {*folder.glob("*.safetensors"), *(folder / name for name in known if name.endswith(".safetensors"))}
+    return next((file for file in sorted(files) if not _as_saved(file, known.get(file.name))), None)
+
+
+def _as_saved(weights: Path, known: Any) -> bool:
+    try:
+        return _has_its_length(weights) and (known is None or known == manifest.fingerprint(weights))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 

@@ -79,10 +79,11 @@ def run_stages(run: RunFolder, stop: StopSignal) -> None:
             return
         trained = _is_saved(session, run.adapter)
         evaluate_stage(session, "base")
-        # of a run that is trained it was there, and only what was asked of it may be missing
-        if session.recipe.bootstrap_epochs > 0 and (not trained or _is_saved(session, run.bootstrapped)):
-            bootstrap_stage(session)
-            evaluate_stage(session, "bootstrap")
+        if session.recipe.bootstrap_epochs > 0:
+            taught = _is_saved(session, run.bootstrapped)
+            if taught or not trained:  # of a run that is trained it was there, and only its answers may be missing
+                policy.restore(session.model, run.bootstrapped) if taught else bootstrap_stage(session)
+                evaluate_stage(session, "bootstrap")
         policy.restore(session.model, run.adapter) if trained else train_stage(session)
         evaluate_stage(session, "tuned")
     finally:
@@ -279,11 +280,8 @@ def _ask(session: Session, name: str, samples: int, tell: Callable[[evaluate.Pro
 
 
 def bootstrap_stage(session: Session) -> None:
-    """The SFT in the target format, or its saved result."""
+    """The SFT in the target format, from its newest checkpoint, and its result saved."""
     run, recipe = session.run, session.recipe
-    if _is_saved(session, run.bootstrapped):
-        policy.restore(session.model, run.bootstrapped)
-        return
     assert session.train is not None
     examples = bootstrap.rows(session.taught or session.train.questions, session.builder, recipe)
     for count, why in (
@@ -415,12 +413,13 @@ def _is_saved(session: Session, folder: Path) -> bool:
 
     A torn one is told and counts as none: it is made again, and replaced then.
     """
-    whole = folder.is_dir() and saved.is_whole(folder)
-    if folder.is_dir() and not whole:
+    there = session.processes.is_main and folder.is_dir()
+    whole = session.processes.as_main_says(there and saved.is_whole(folder))
+    if there and not whole:
         record.tell_once(
             session.run, "resume", f"{folder.name}/ is torn; it is made again from what was made before it"
         )
-    return session.processes.as_main_says(whole)
+    return whole
 
 
 def _save(session: Session, folder: Path) -> None:

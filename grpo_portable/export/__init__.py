@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_portable import reach
+from grpo_portable import manifest, reach
 from grpo_portable.errors import ExportError, RunFolderError
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import RunFolder
+from grpo_portable.saved import is_whole
 
 QUANTIZE_LIMIT_S = 3600.0
 KINDS = ("adapter", "merged", "gguf")
@@ -57,8 +58,8 @@ def export(
 ) -> Exported:
     """Write the export and check it with `count` questions (0: not at all). `base` replaces the recipe's model.
 
-    RunFolderError when the run is not finished or `out` is taken; ExportError when it cannot be written, or the export
-    does not answer as the run's tuned model did: the files then stay, with the check in their README.md.
+    RunFolderError when the run is not finished, its adapter is torn or `out` is taken; ExportError when it cannot be written,
+    or the export does not answer as the run's tuned model did: the files then stay, with the check in their README.md.
     """
     recipe = run.recipe()
     _require_finished(run)
@@ -80,13 +81,19 @@ def export(
 
 def _require_finished(run: RunFolder) -> None:
     if not run.adapter.is_dir():
-        raise RunFolderError(
-            f"run `{run.path}` has no adapter yet", help=f"finish it: grpo-portable train --resume --out {run.path}"
-        )
+        raise RunFolderError(f"run `{run.path}` has no adapter yet", help=f"finish it: {_resume(run)}")
+
+
+def _resume(run: RunFolder) -> str:
+    return f"grpo-portable train --resume --out {run.path}"
 
 
 def _load(run: RunFolder, recipe: Recipe, base: str | None) -> _Loaded:
-    """Base unquantised in its own number format, with what the run trained."""
+    """Base unquantised in its own number format, with what the run trained. RunFolderError when that is torn."""
+    if not is_whole(run.adapter):
+        because = "it is cut, or its content is not what was saved"
+        help = f"have it made again: {_resume(run)}"
+        raise RunFolderError(f"the adapter of run `{run.path}` is torn", because=because, help=help)
     source = base or recipe.model
     reach.require(source)
     from grpo_portable import policy, quiet
@@ -106,7 +113,7 @@ def _adapter(
     run: RunFolder, recipe: Recipe, loaded: _Loaded, folder: Path, *, quantize: str, dtype: str, count: int
 ) -> Exported:
     for file in sorted(run.adapter.iterdir()):
-        if file.is_file():
+        if file.is_file() and file.name != manifest.NAME:
             shutil.copyfile(file, folder / file.name)
     _save_tokenizer(recipe, loaded, folder)
 

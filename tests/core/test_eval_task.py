@@ -9,6 +9,7 @@ from grpo_portable.eval_task import OF_THIS_MACHINE, WEIGHTS, eval_task
 from grpo_portable.recipe import Recipe, load
 from grpo_portable.run import create
 
+EMPTY = (2).to_bytes(8, "little") + b"{}"  # a safetensors file without tensors
 RECIPE = Recipe(
     model="org/model", data="org/set", eval_data="test.jsonl", path="bf16-hf", micro_batch=8, rollout_rows=64
 )
@@ -18,7 +19,7 @@ RECIPE = Recipe(
 def run(tmp_path: Path) -> Path:
     create(tmp_path / "run", RECIPE)
     (tmp_path / "run" / "adapter").mkdir()
-    (tmp_path / "run" / "adapter" / WEIGHTS).touch()
+    (tmp_path / "run" / "adapter" / WEIGHTS).write_bytes(EMPTY)
     return tmp_path / "run"
 
 

@@ -17,8 +17,9 @@ import pytest
 from fault_table import in_step
 from faulty import kill, lost, new_run, outcome, recipe, supervised
 
-from grpo_portable import saving, trainer
-from grpo_portable.errors import Interrupted
+from grpo_portable import export, saving, trainer
+from grpo_portable.errors import Interrupted, ModelError, RunFolderError
+from grpo_portable.eval_task import eval_task
 from grpo_portable.run import RunFolder, read_lines
 
 KILLS = int(os.environ.get("KILLS", "3"))  # `KILLS=60 pytest tests/end_to_end/test_damage.py -k random -s` for more
@@ -125,14 +126,22 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-20])
 
 
+def flip(file: Path) -> None:
+    """One bit of the last tensor, as a bad disk does."""
+    content = bytearray(file.read_bytes())
+    content[-10] ^= 4
+    file.write_bytes(content)
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
         ("adapter/adapter_model.safetensors", cut),
+        ("adapter/adapter_model.safetensors", flip),
         ("adapter/adapter_config.json", Path.unlink),
         ("generations/base.jsonl", cut),
     ],
-    ids=["weights cut", "configuration gone", "answers cut"],
+    ids=["weights cut", "a bit flipped", "configuration gone", "answers cut"],
 )
 def test_what_a_finished_run_has_lost_is_made_again(
     whole: tuple[RunFolder, float], tmp_path: Path, name: str, damage: Callable[[Path], None]
@@ -147,9 +156,25 @@ def test_what_a_finished_run_has_lost_is_made_again(
     assert name.startswith("generations/") or "adapter/ is torn; it is made again from what was made before it" in told
 
 
-def test_a_torn_bootstrap_is_made_again(whole: tuple[RunFolder, float], halfway: RunFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [cut, flip])
+def test_a_torn_adapter_is_neither_asked_nor_exported(
+    whole: tuple[RunFolder, float], tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    made = copy_of(whole[0], tmp_path / "run")
+    eval_task(None, model=None, data=None, adapter=made.path)
+    damage(made.adapter / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match="torn"):
+        eval_task(None, model=None, data=None, adapter=made.path)
+    with pytest.raises(RunFolderError, match="torn"):
+        export.export(made, to="adapter")
+
+
+@pytest.mark.parametrize("damage", [cut, flip])
+def test_a_torn_bootstrap_is_made_again(
+    whole: tuple[RunFolder, float], halfway: RunFolder, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     made = copy_of(halfway, tmp_path / "run")
-    cut(made.bootstrapped / "adapter_model.safetensors")
+    damage(made.bootstrapped / "adapter_model.safetensors")
     seen = supervised(made)
     assert seen.told is None, seen.log
     assert outcome(made) == outcome(whole[0])

@@ -1,0 +1,31 @@
+"""Size and SHA-256 of files, kept beside them: what a crash or a bad disk did shows before they are read. Torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+NAME = "manifest.json"
+
+
+def write(folder: Path, files: Iterable[Path]) -> None:
+    """Write down what these files of `folder` hold."""
+    (folder / NAME).write_text(json.dumps({f.name: fingerprint(f) for f in files}), encoding="utf-8")
+
+
+def known(folder: Path) -> dict[str, Any]:
+    """File name → fingerprint of what was written down; empty where there is no manifest, or none of this form."""
+    try:
+        found = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def fingerprint(file: Path) -> dict[str, Any]:
+    """What a file holds, in two words. OSError when it cannot be read."""
+    with file.open("rb") as content:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
