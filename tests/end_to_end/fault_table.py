@@ -250,8 +250,8 @@ def clock_jumps(folder: Path) -> None:
     def jump(*_: Any, **__: Any) -> None:
         time.time = lambda: real() - 86_400
 
-        def dated(made: RunFolder, doing: str) -> None:
-            heartbeat(made, doing)
+        def dated(made: RunFolder, *told: Any, **more: Any) -> None:
+            heartbeat(made, *told, **more)
             os.utime(made.heartbeat_file, (real() - 86_400,) * 2)
 
         run.RunFolder.heartbeat = dated  # type: ignore[method-assign, assignment]
