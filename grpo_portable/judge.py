@@ -54,7 +54,8 @@ def _any_text(completion: Any, style: str) -> str | None:
 
 
 def _stripped(text: str | None) -> str | None:
-    return (text or "").strip().strip("$").strip() or None
+    """An expression without what a sentence puts around it: a colon before, a full stop behind, dollars."""
+    return (text or "").strip().removeprefix(":").rstrip(". ").strip().strip("$").rstrip(". ").strip() or None
 
 
 def _equal(answer: str | None, gold: str) -> bool | None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_portable.answers import answer_text, has_marker, read, read_gold
+from grpo_portable import judge
+from grpo_portable.answers import has_marker
 from grpo_portable.rewards.setting import Reward, Setting, per_sample
 
 CORRECT = 1.0
@@ -15,13 +16,10 @@ FORMAT = 0.25  # well below CORRECT: a right answer in no format beats a wrong o
 
 
 def correctness(setting: Setting) -> Reward:
-    """1.0 when the answer equals the gold answer exactly, else 0.0; None when the gold answer cannot be read."""
+    """1.0 when the answer equals the gold answer exactly, else 0.0; None when the gold answer is no number."""
 
     def score(completion: Any, gold: Any) -> float | None:
-        truth = read_gold(gold, setting.style).value
-        if truth is None:
-            return None
-        return CORRECT if read(completion, setting.style).value == truth else 0.0
+        return _paid(judge.correct(completion, gold, setting.style)) if judge.is_number(gold, setting.style) else None
 
     return per_sample("correctness", score)
 
@@ -38,21 +36,19 @@ def marker_format(setting: Setting) -> Reward:
 def symbolic_correctness(setting: Setting) -> Reward:
     """`correctness`, and for gold answers that are no numbers equality by math-verify (extra `math`) under a time limit.
 
-    1.0 or 0.0; None when neither reader can read the gold answer or the time runs out. RecipeError without math-verify.
+    1.0 or 0.0, as the evaluation judges; None when neither reader can read the gold answer or the time runs out. RecipeError
+    without math-verify.
     """
     from grpo_portable.symbolic import SymbolicChecker
 
-    checker = SymbolicChecker()
-    checker.require()
+    SymbolicChecker().require()
 
     def score(completion: Any, gold: Any) -> float | None:
-        truth = read_gold(gold, setting.style).value
-        if truth is not None:
-            return CORRECT if read(completion, setting.style).value == truth else 0.0
-        answer = answer_text(completion, setting.style)
-        if not isinstance(gold, str):
-            return None
-        equal = checker.equal(answer or "", gold)
-        return None if equal is None else CORRECT if equal else 0.0
+        readable = isinstance(gold, str) or judge.is_number(gold, setting.style)
+        return _paid(judge.correct(completion, gold, setting.style)) if readable else None
 
     return per_sample("symbolic_correctness", score)
+
+
+def _paid(right: bool | None) -> float | None:
+    return None if right is None else CORRECT if right else 0.0

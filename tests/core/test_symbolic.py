@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_portable import judge
 from grpo_portable.errors import RecipeError
 from grpo_portable.rewards import resolve
 from grpo_portable.symbolic import SymbolicChecker
@@ -67,6 +68,37 @@ def test_the_reward_reads_numbers_itself_and_asks_for_the_rest() -> None:
     completions = ["\\boxed{\\frac{\\pi}{2}}", "\\boxed{18}", "\\boxed{19}", "no box", "\\boxed{1}"]
     gold = ["\\pi/2", "18", "18", "\\pi", None]
     assert reward(prompts=[""] * 5, completions=completions, gold=gold) == [1.0, 1.0, 0.0, 0.0, None]
+
+
+WRITTEN = {
+    "gsm8k_marker": "so it is\n#### {}",
+    "boxed": "so it is \\boxed{{{}}}",
+    "free": "The answer is {}.",
+    "tagged": "<end_working_out><SOLUTION>{}</SOLUTION>",
+}
+
+
+@needs_math_verify
+@pytest.mark.parametrize("style", WRITTEN)
+@pytest.mark.parametrize("dollars", ["{}", "${}$", "$ {} $"])
+@pytest.mark.parametrize(
+    ("gold", "right", "wrong"),
+    [
+        ("x^2+1", "1+x^2", "x^2-1"),
+        ("\\pi/2", "\\frac{\\pi}{2}", "\\pi"),
+        ("(-\\infty, 3)", "(-\\infty,3)", "(-\\infty,3]"),
+        ("\\{1, 2\\}", "\\{2, 1\\}", "\\{1\\}"),
+        ("18", "18", "19"),
+    ],
+)
+def test_training_pays_what_the_evaluation_calls_right(
+    gold: str, right: str, wrong: str, dollars: str, style: str
+) -> None:
+    (reward,) = resolve(["symbolic_correctness"], style)
+    completions = [WRITTEN[style].format(dollars.format(answer)) for answer in (right, wrong)]
+    judged = [judge.correct(completion, gold, style) for completion in completions]
+    assert judged == [True, False]
+    assert reward(prompts=[""] * 2, completions=completions, gold=[gold] * 2) == [1.0, 0.0]
 
 
 @pytest.mark.skipif(installed, reason="math-verify is installed")
