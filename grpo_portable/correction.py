@@ -36,21 +36,21 @@ def truncated_ratios(
     return difference.exp().clamp(max=limit)
 
 
-@dataclass
+def sums_apart(trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor, limit: float = LIMIT) -> torch.Tensor:
+    """A `Gap`'s three numbers (3,), float64, over these tokens and where they are: reading them would wait for a GPU."""
+    difference = ((sampler - trainer) * mask).float()
+    seen = mask.bool() & difference.isfinite()
+    cut = seen & (truncated_ratios(trainer, sampler, mask, limit) >= limit)
+    return torch.stack([part.double().sum() for part in (seen, difference.where(seen, 0.0), cut)])
+
+
+@dataclass(frozen=True)
 class Gap:
     """How far sampler and trainer are apart over the tokens of one step."""
 
-    tokens: int = 0
+    tokens: float = 0.0
     divergence: float = 0.0  # sum of log sampler - log trainer, an estimate of KL(sampler || trainer)
-    truncated: int = 0
-
-    def add(self, trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor, limit: float = LIMIT) -> None:
-        difference = ((sampler - trainer) * mask).float()
-        seen = mask.bool() & difference.isfinite()
-        ratios = truncated_ratios(trainer, sampler, mask, limit)
-        self.tokens += int(seen.sum())
-        self.divergence += float(difference[seen].sum())
-        self.truncated += int((seen & (ratios >= limit)).sum())
+    truncated: float = 0.0
 
     @classmethod
     def of_all(cls, parts: Iterable[Gap]) -> Gap:
@@ -82,7 +82,7 @@ class SamplerCorrection:
     """
 
     correct_sampler = False
-    gap: Gap
+    _apart: torch.Tensor | None = None  # `sums_apart` over the micro-batches since the last `take_gap`
     _learned_from: dict[str, Any] | None = None
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
@@ -104,5 +104,11 @@ class SamplerCorrection:
                 batch["completion_mask"],
             )
             batch["importance_sampling_ratio"] = truncated_ratios(*given)
-            self.gap.add(*given)
+            apart = sums_apart(*given)
+            self._apart = apart if self._apart is None else self._apart + apart
         return result
+
+    def take_gap(self) -> Gap:
+        """The gap over the tokens learned from since this was last asked for."""
+        apart, self._apart = self._apart, None
+        return Gap() if apart is None else Gap(*apart.tolist())

@@ -291,7 +291,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
     def _clip_grad_norm(self, model: Any) -> torch.Tensor:
         """The gradient's norm before clipping. A gradient that is not finite is dropped, so that no weight moves."""
         recipe = self.recipe
-        self.gap = Gap.of_all(self.processes.gather(self.gap))
+        self.gap = Gap.of_all(self.processes.gather(self.take_gap()))
         if (recipe.top_p, recipe.top_k, recipe.min_p, recipe.repetition_penalty) == (1, 0, 0, 1):
             # else the sampler's distribution is another one on purpose
             self.gap.require_close(self.engine.name, self.state.global_step + 1)
@@ -333,7 +333,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
             memory = max(self.processes.gather(metrics.memory_gib()))
             if self.processes.is_main:
                 self._write_line(logs, memory)
-            self._line, self.gap = {}, Gap()
+            self._line = {}
             self._loss_sum = torch.zeros_like(self._loss_sum)
         super().log(logs, start_time)
         self.state.log_history.clear()  # metrics.jsonl is the history; this copy would grow in every checkpoint

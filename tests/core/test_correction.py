@@ -14,8 +14,9 @@ import torch
 import training
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from grpo_portable.correction import Gap, SamplerCorrection, truncated_ratios
+from grpo_portable.correction import Gap, SamplerCorrection, sums_apart, truncated_ratios
 from grpo_portable.errors import EngineError
 from grpo_portable.rollout.protocol import Completion, Sampling
 from grpo_portable.run import read_lines
@@ -41,14 +42,29 @@ def test_ratios_are_bounded_and_only_where_there_are_tokens(rows: list[tuple[flo
 
 
 def test_the_gap_by_hand() -> None:
-    gap = Gap()
-    assert gap.metrics() == {}
+    assert Gap().metrics() == {}
     trainer = torch.tensor([[-1.0, -2.0, -9.0], [-0.5, -1.0, -1.0]])
     sampler = torch.tensor([[-1.5, -1.0, 0.0], [-0.5, math.nan, -2.0]])
-    gap.add(trainer, sampler, torch.tensor([[1, 1, 0], [1, 1, 1]]))
+    gap = Gap(*sums_apart(trainer, sampler, torch.tensor([[1, 1, 0], [1, 1, 1]])).tolist())
     # tokens: -0.5, 1, 0, (no number), -1; one ratio, e**1, is above 2
     assert gap.tokens == 4
     assert gap.metrics() == {"sampler_kl": pytest.approx(-0.125), "ratio_cut": 0.25}
+
+
+def test_summing_the_gap_waits_for_no_number() -> None:
+    with FakeTensorMode():  # its tensors have no values to read
+        tokens = torch.zeros(2, 3)
+        assert sums_apart(tokens, tokens, tokens).shape == (3,)
+
+
+def test_the_gap_is_read_once_a_step(tmp_path: Path) -> None:
+    made = training.make(tmp_path, steps=2)  # of three micro-batches
+    taken, read = made.take_gap, []
+    made.take_gap = lambda: read.append(made.state.global_step) or taken()
+    made.train()
+    assert read == [0, 1]
+    tokens = [line["completion_tokens"] * 12 for line in read_lines(made.run.metrics_file)]
+    assert made.gap.tokens == tokens[1]
 
 
 def test_an_engine_that_samples_from_something_else_is_stopped_once_that_is_sure() -> None:
