@@ -16,6 +16,7 @@ GPU_PATHS = PATHS[:-1]
 VLLM_PATHS = PATHS[:3]
 FP8_PATHS = ("fp8-vllm", "fp8-hf")
 BF16_PATHS = ("bf16-vllm", "bf16-hf")
+SPREAD_PATHS = ("bf16-hf", "fp16-hf")  # whose frozen weights may lie in parts on several cards
 
 
 @dataclass(frozen=True)

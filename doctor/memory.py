@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from doctor.diagnosis import SPREAD_PATHS
 from doctor.shapes import Shape
 
 GIB = 2**30
@@ -27,7 +28,6 @@ LAUNCH_MARGIN = 2  # arithmetic should take this many times as long as the launc
 NO_SLOWER = 1.1  # of the settings whose update should take at most this times the fastest one's, the smallest is taken
 HEADROOM = 0.92  # share of free memory that settings beyond the smallest may fill
 PREFILL_TOKENS = 4096  # prompt tokens the engine runs at once
-SPREAD_PATHS = ("bf16-hf", "fp16-hf")  # whose frozen weights may lie in parts on several cards
 KV_BUCKET = 64  # the static cache's length is a multiple of this (rollout/decoder.py: capacity_for)
 
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from doctor.diagnosis import VLLM_PATHS
-from doctor.memory import SPREAD_PATHS
+from doctor.diagnosis import SPREAD_PATHS, VLLM_PATHS
 from doctor.walls_model import overflows_in_float16
 from grpo_portable.errors import RecipeError
 

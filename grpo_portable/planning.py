@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from doctor import memory, speed, speed_cpu
-from doctor.diagnosis import PATHS, Diagnosis
+from doctor.diagnosis import PATHS, SPREAD_PATHS, Diagnosis
 from doctor.facts import Facts
 from doctor.plan import card_memory, diagnose
 from doctor.readings import cards, system_gib, update_options
@@ -64,7 +64,7 @@ def plan(
 def _wants_parts(recipe: Recipe, settled: Settled, spread: int) -> bool:
     """Whether the path that was asked for has no room on one GPU, and its weights may lie in parts on several."""
     too_large = settled.ledger is not None and settled.ledger.fits is False
-    return too_large and spread > 1 and settled.recipe.path in memory.SPREAD_PATHS and samples_elsewhere(recipe)
+    return too_large and spread > 1 and settled.recipe.path in SPREAD_PATHS and samples_elsewhere(recipe)
 
 
 def _planned(
@@ -80,7 +80,7 @@ def _planned(
 
     def settled_on(recipe: Recipe) -> tuple[Settled, Diagnosis]:
         diagnosis = on_gpus(recipe, facts, asked, spread)
-        whole = {p: "it keeps its weights whole" for p in PATHS if p not in memory.SPREAD_PATHS} if spread > 1 else {}
+        whole = {p: "it keeps its weights whole" for p in PATHS if p not in SPREAD_PATHS} if spread > 1 else {}
         settled = settle(
             recipe,
             diagnosis,
@@ -118,8 +118,8 @@ def _with_spread_help(
 ) -> PathClosed:
     """The refusal, with what would make it run where the weights would fit in parts."""
     diagnosis = on_gpus(recipe, facts, asked, spread)
-    ledger = ledger_of(recipe, diagnosis, memory.SPREAD_PATHS[0], spread)
-    if ledger is None or ledger.fits is False or not diagnosis.paths[memory.SPREAD_PATHS[0]].open:
+    ledger = ledger_of(recipe, diagnosis, SPREAD_PATHS[0], spread)
+    if ledger is None or ledger.fits is False or not diagnosis.paths[SPREAD_PATHS[0]].open:
         return closed
     return PathClosed(
         closed.fact,

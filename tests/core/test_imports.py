@@ -3,69 +3,208 @@
 import ast
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import spent
 
+import doctor
 import grpo_portable
 
-ROOM = Path(grpo_portable.__file__).parent
+ROOM, DOCTOR = Path(grpo_portable.__file__).parent, Path(doctor.__file__).parent
 FILES = sorted(ROOM.rglob("*.py"))
-LEVELS = {  # a file may import its own level and those below it
-    6: {"cli"},
-    7: {"__main__"},
-    5: {"launch", "listing", "bench", "bench_step", "bench_side", "bench_checkpoint", "recipe_page", "job"}
-    | {"bench_gpus", "bench_rank"},
-    4: {"supervise", "planning", "worker", "announce", "settle", "catalogue", "progress"},
-    3: {"trainer", "bootstrap", "evaluate", "engines", "record", "failure", "report", "compare", "export"},
-}
-LEVEL_OF = {name: level for level, names in LEVELS.items() for name in names}
-# progress has the one wording of a step, ladder the exit codes: both are records that every level may read
-SHARED = {"progress", "ladder", "run", "recipe", "errors"}
 NOT_WITHOUT_TRAINING = {"torch", "transformers", "trl", "peft", "datasets", "accelerate", "numpy", "matplotlib", "vllm"}
 
 
-def modules(file: Path, *, top_only: bool = False) -> set[str]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+@dataclass(frozen=True)
+class Layer:
+    """Modules that may import each other, and those of the layers named in `below`; `asks`: rooms of the doctor."""
+
+    modules: str
+    below: str = ""
+    asks: str = ""
+
+
+# Lowest first: a layer names only layers above it in this table. A module that is in none, or an import that is not
+# named, is a failure; a new one is a decision, and is made here and in ARCHITECTURE.md.
+LAYERS = {
+    "errors": Layer("errors"),
+    "words": Layer("markdown verdict quiet"),
+    "statistics": Layer("stats windows"),
+    "answers": Layer("numbers markup phrases answers symbolic judge", "errors"),
+    "recipe": Layer("recipe combinations", "errors", "diagnosis"),
+    "ladder": Layer("ladder ranks_command", asks="diagnosis spread"),
+    "run": Layer("run manifest saved edited progress pulse processes deadline", "errors words recipe", "privacy"),
+    "reach": Layer("reach", "errors"),
+    "embedded": Layer("embedded embedded.problems embedded.templates embedded.build", "errors"),
+    "data": Layer("sources rows data questions worked", "errors answers recipe embedded"),
+    "rewards": Layer(
+        "rewards rewards.setting rewards.verifiable rewards.tags rewards.length rewards.custom rewards.faults "
+        "rewards.advantages",
+        "errors answers",
+    ),
+    "policy": Layer("policy prompts cuts shard", "errors answers recipe run embedded data"),
+    "protocol": Layer("rollout rollout.protocol rollout.stops"),
+    "portable": Layer(
+        "rollout.portable rollout.reference rollout.decoder rollout.schedule rollout.family rollout.forward "
+        "rollout.attention rollout.kv rollout.graphs rollout.sampler rollout.fused rollout.kernels rollout.skinny "
+        "rollout.weights rollout.delta rollout.fp8 rollout.packed",
+        "errors protocol",
+    ),
+    "paths": Layer("rollout.available rollout.vllm_settings", "errors recipe", "diagnosis memory shapes"),
+    "vllm": Layer(
+        "rollout.vllm rollout.vllm_adapter rollout.scratch rollout.finished rollout.contained",
+        "errors recipe embedded protocol portable paths",
+        "shape_files",
+    ),
+    "server": Layer(
+        "rollout.server rollout.served rollout.server_request rollout.server_client",
+        "errors recipe run policy protocol portable vllm",
+    ),
+    "updates": Layer("agreement lora_product few_kernels walks layout", "portable"),
+    "engines": Layer(
+        "engines fast failure",
+        "errors recipe ladder run policy protocol portable paths vllm server",
+        "diagnosis privacy memory shapes",
+    ),
+    "training": Layer(
+        "trainer trl_trainer arguments batches metrics guards correction checkpoint saving bootstrap evaluate record plateau",
+        "errors answers recipe ladder run data rewards policy protocol updates engines",
+    ),
+    "worker": Layer("worker ranks", "errors words recipe ladder run data rewards policy protocol engines training"),
+    "report": Layer(
+        "scoring report report_engine report_paths report_results report_setting report_training charts compare side_by_side",
+        "errors words statistics answers recipe run reach data",
+        "diagnosis",
+    ),
+    "export": Layer(
+        "export export.merge export.recheck export.card export.gguf_file export.gguf_tokens",
+        "errors words answers recipe run reach data policy protocol portable report",
+    ),
+    "plan": Layer(
+        "catalogue planning settle gpus announce listing",
+        "errors recipe ladder paths",
+        "facts diagnosis readings shapes memory speed speed_cpu spread plan together walls walls_several render",
+    ),
+    "supervise": Layer("supervise", "errors recipe ladder run", "privacy spread"),
+    "launch": Layer(
+        "launch eval_task job nodes",
+        "errors recipe run reach data rewards paths report plan supervise",
+        "facts diagnosis plan probes",
+    ),
+    "bench": Layer(
+        "bench bench_policy bench_step bench_side bench_checkpoint bench_memory bench_gpus bench_rank bench_child",
+        "errors words recipe ladder run embedded rewards policy protocol portable vllm training worker plan launch",
+        "diagnosis shapes shape_files memory child probes_host",
+    ),
+    "cli": Layer("cli __main__ recipe_page", "errors words recipe run report export plan launch bench"),
+}
+EXCEPTIONS = {  # (module, what it may import beside its layer): why
+    ("combinations", "doctor.walls_model"): "which models overflow in float16 is one list, known by name alone",
+    (
+        "rollout.portable",
+        "doctor.probes_host",
+    ): "how much memory is free on a CPU is only known when weights are copied",
+    (
+        "rollout.served",
+        "correction",
+    ): "how far a sampler may be from the trainer is one number, asked at a start and at steps",
+}
+LAYER_OF = {module: name for name, layer in LAYERS.items() for module in layer.modules.split()}
+
+
+def modules(file: Path) -> set[str]:
+    """Everything a file imports anywhere, also by a string; `from a import b` as `a.b`."""
     found: set[str] = set()
-    nodes = ast.walk(tree) if not top_only else (n for n in tree.body)
-    for node in nodes:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file.name}:{node.lineno} imports relatively"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            found |= {str(name.value) for name in node.args[:1] if isinstance(name, ast.Constant)}
     return found
 
 
-def own(file: Path) -> set[str]:
-    """The rooms of grpo_portable a file imports, by their first name."""
-    return {m.split(".")[1] for m in modules(file) if m.startswith("grpo_portable.")}
+def names_in(package: Path) -> set[str]:
+    """The modules of a package without its own name: `recipe`, `rollout`, `rollout.vllm`."""
+    found = (file.relative_to(package).with_suffix("").parts for file in package.rglob("*.py"))
+    return {".".join(parts).removesuffix(".__init__") for parts in found} - {"__init__"}
 
 
-def room_of(file: Path) -> str:
-    return file.relative_to(ROOM).parts[0].removesuffix(".py")
+def imported(file: Path, package: Path) -> set[str]:
+    """The modules of a package that a file imports."""
+    there, found = names_in(package), set()
+    for name in modules(file):
+        first, *parts = name.split(".")
+        while first == package.name and parts and ".".join(parts) not in there:
+            parts.pop()  # a name within a module
+        if first == package.name and parts:
+            found.add(".".join(parts))
+    return found
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOM)))
-def test_imports_point_one_way(file):
-    mine = LEVEL_OF.get(room_of(file), 2)
-    above = {m for m in own(file) if LEVEL_OF.get(m, 2) > mine and m not in SHARED}
-    assert not above, f"{room_of(file)} reaches up to {above}"
+def not_allowed(module: str, file: Path) -> set[str]:
+    """What a file imports and the table does not name for its module: of grpo_portable, and of the doctor."""
+    layer = LAYERS[LAYER_OF[module]]
+    near = {LAYER_OF[module], *layer.below.split()}
+    wrong = {name for name in imported(file, ROOM) if LAYER_OF.get(name) not in near}
+    wrong |= {f"doctor.{room}" for room in imported(file, DOCTOR) - set(layer.asks.split())}
+    return {name for name in wrong if (module, name) not in EXCEPTIONS}
 
 
-@pytest.mark.parametrize("name", ["run", "recipe", "errors", "answers", "numbers", "stats"])
-def test_the_lowest_rooms_know_no_other_engine_or_stage(name):
-    assert own(ROOM / f"{name}.py") <= {
-        "errors",
-        "recipe",
-        "combinations",
-        "run",
-        "numbers",
-        "phrases",
-        "markup",
-        "answers",
-    }
+def file_of(module: str) -> Path:
+    path = ROOM.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def test_every_module_has_one_layer_and_every_layer_looks_down():
+    assert sorted(m for layer in LAYERS.values() for m in layer.modules.split()) == sorted(names_in(ROOM))
+    for place, (name, layer) in enumerate(LAYERS.items()):
+        assert set(layer.below.split()) <= set(list(LAYERS)[:place]), name
+        assert set(layer.asks.split()) <= names_in(DOCTOR), name
+
+
+@pytest.mark.parametrize("module", sorted(LAYER_OF))
+def test_imports_point_one_way(module):
+    assert not not_allowed(module, file_of(module)), f"not among what the layer `{LAYER_OF[module]}` may import"
+
+
+def test_the_table_holds_nothing_that_nobody_needs():
+    used = {name: set[str]() for name in LAYERS}
+    for module, name in LAYER_OF.items():
+        used[name] |= {LAYER_OF[m] for m in imported(file_of(module), ROOM)} | imported(file_of(module), DOCTOR)
+    for name, layer in LAYERS.items():
+        assert {*layer.below.split(), *layer.asks.split()} <= used[name], name
+    for module, name in EXCEPTIONS:
+        assert name in {f"doctor.{room}" for room in imported(file_of(module), DOCTOR)} | imported(
+            file_of(module), ROOM
+        )
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("data", "from grpo_portable import policy"),
+        ("data", "import grpo_portable.trl_trainer"),
+        ("data", "from grpo_portable.rollout.portable import PortableRollout"),
+        ("data", "from grpo_portable.rollout import vllm"),
+        ("data", "from doctor.plan import diagnose"),
+        ("rewards.length", "from grpo_portable.few_kernels import few_kernels"),
+        ("rewards.length", "def late():\n    from doctor import probes"),
+        ("launch", "importlib.import_module('grpo_portable.worker')"),
+        ("rollout.sampler", "from doctor.memory import GIB"),
+        ("supervise", "from grpo_portable import launch"),
+        ("policy", "from grpo_portable.rollout.delta import active"),
+        ("report", "from grpo_portable.planning import plan"),
+    ],
+)
+def test_an_import_that_is_not_in_the_table_is_seen(module, line, tmp_path):
+    file = tmp_path / "module.py"
+    file.write_text(line, encoding="utf-8")
+    assert len(not_allowed(module, file)) == 1
 
 
 @pytest.mark.parametrize(
@@ -77,9 +216,7 @@ def test_an_optional_engine_is_imported_in_one_file(engine, where):
 
 
 def test_the_doctor_is_never_reached_back_from():
-    import doctor
-
-    for file in Path(doctor.__file__).parent.rglob("*.py"):
+    for file in DOCTOR.rglob("*.py"):
         assert not any(m.split(".")[0] == "grpo_portable" for m in modules(file)), file
 
 
