@@ -1,7 +1,7 @@
 """Signs of life where nobody knows how long it takes: long rollouts, a model that is downloaded or read from a slow disk.
 
-Work of our own ticks. In a wait inside others' code, the process is not hung as long as bytes move; where nobody counts them
-(no /proc), the wait has a limit of its own. An engine that cannot tick says before how much it makes, and gets the time for it.
+Work of our own ticks, and so does an engine at each of its steps. In a wait inside others' code, the process is not hung as
+long as bytes move; where nobody counts them (no /proc), the wait has a limit of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ EVERY_S = 5.0
 LEAST_BYTES = 64 * 1024  # in one look; less is logs, and this look itself
 BLIND_LIMIT_S = 4 * 3600.0
 JOIN_LIMIT_S = 60.0
-SLOWEST_TOKENS_S = 20.0  # by arithmetic: one row at a time of 7 B weights in 16 bit, read at a T4's 320 GB/s
 _COUNTERS = Path("/proc/self/io")
 
 
@@ -33,17 +32,6 @@ class Tick:
         if now - self._last >= self.every:
             self._last = now
             self.run.beat()
-
-
-class Work:
-    """To be told of a rollout before it is made: the heartbeat then says how long it may stay silent."""
-
-    def __init__(self, run: RunFolder) -> None:
-        self.run = run
-
-    def __call__(self, rows: int, tokens: int) -> None:
-        told = f"{rows:,} rows of at most {tokens:,} tokens at {SLOWEST_TOKENS_S:g} tokens a second"
-        self.run.patience(rows * tokens / SLOWEST_TOKENS_S, told)
 
 
 @contextlib.contextmanager

@@ -141,15 +141,6 @@ class RunFolder:
         beat = {"time": time.time(), "doing": clean(doing), "pid": os.getpid(), **more}
         write_atomically(self.heartbeat_file, json.dumps(beat), sync=False)
 
-    def patience(self, seconds: float, because: str) -> None:
-        """Renew the heartbeat, and say that the next one may take so long, and why; the next `heartbeat` forgets it."""
-        doing = {
-            **self.read_json(self.heartbeat_file.name),
-            "patience_s": round(seconds, 1),
-            "patience_because": because,
-        }
-        write_atomically(self.heartbeat_file, json.dumps(doing), sync=False)
-
     def beat(self) -> None:
         """Renew the last heartbeat: the worker still does what it said."""
         with contextlib.suppress(OSError):

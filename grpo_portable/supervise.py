@@ -158,8 +158,6 @@ def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limit
     )
     if ending.kind == "done" and not _is_complete(run):
         ending = replace(ending, kind="crash", error="the worker ended by itself, without an error, before it was done")
-    if hung and (asked := _patience(replace(run, rank=rank))[1]):
-        ending = replace(ending, error=f"{ending.error} in the time of {asked}")
     if ending.kind not in ("done", "interrupted") and not failure and _room(run) < LEAST_ROOM_BYTES:
         return ladder.Ending("disk", ending.phase, "No space left on device")
     return ending
@@ -201,8 +199,7 @@ def _watch(worker: subprocess.Popen[bytes], run: RunFolder, limits: Limits, prog
         for rank, (sign, before, limit) in enumerate(last):
             beat = _mtime(replace(run, rank=rank).heartbeat_file)
             if beat != before:
-                patience = max(limits.silence_s, _patience(replace(run, rank=rank))[0])
-                last[rank] = (time.monotonic(), beat, patience)
+                last[rank] = (time.monotonic(), beat, limits.silence_s)
             elif time.monotonic() - sign > limit:
                 return rank
         time.sleep(0.1)
@@ -212,15 +209,6 @@ def _watch(worker: subprocess.Popen[bytes], run: RunFolder, limits: Limits, prog
 def processes_of(run: RunFolder) -> int:
     """How many processes the current rung has."""
     return int(run.read_json("rung.json").get("processes", 1))
-
-
-def _patience(run: RunFolder) -> tuple[float, str]:
-    """Seconds the worker said it may be silent for, and why; (0, "") when it said nothing."""
-    try:
-        beat = run.read_json(run.heartbeat_file.name)
-        return float(beat.get("patience_s") or 0.0), str(beat.get("patience_because") or "")
-    except (GrpoPortableError, TypeError, ValueError):
-        return 0.0, ""
 
 
 def _stop(worker: subprocess.Popen[bytes], run: RunFolder, limit_s: float) -> None:

@@ -42,7 +42,7 @@ from grpo_portable.guards import StopSignal, require_finite
 from grpo_portable.ladder import EXIT
 from grpo_portable.processes import Processes, here, join
 from grpo_portable.recipe import Recipe
-from grpo_portable.rollout.protocol import Announcing, Resting, Rollout, Ticking
+from grpo_portable.rollout.protocol import Resting, Rollout, Ticking
 from grpo_portable.run import RunFolder, open_run, read_lines
 
 
@@ -160,8 +160,6 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     engine = open_engine(settings, model, loaded.tokenizer, recipe, run=run, shared=shared)
     if isinstance(engine, Ticking):
         engine.tick = pulse.Tick(run)
-    if isinstance(engine, Announcing):
-        engine.begin = pulse.Work(run)
     record.note(run, engine=engine.name, engine_details=engine.describe() if isinstance(engine, Resting) else None)
     record.note(run, processes=processes.count)
     processes.wait()  # an engine may take minutes to start

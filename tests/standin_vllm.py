@@ -101,7 +101,9 @@ class LLM:
         self.asleep, self.adapters, self._answers = False, {}, {}
         config = types.SimpleNamespace(use_v2_model_runner=self.seeds_by_request)
         core = types.SimpleNamespace(shutdown=lambda: self._call("shutdown"))
-        self.llm_engine = types.SimpleNamespace(vllm_config=config, engine_core=core, add_lora=self._add_lora)
+        self.llm_engine = types.SimpleNamespace(
+            vllm_config=config, engine_core=core, add_lora=self._add_lora, step=lambda: None
+        )
         LLM.made.append(self)
 
     def _call(self, name: str) -> None:
@@ -162,6 +164,7 @@ class LLM:
         assert lora_request is None or lora_request.lora_int_id in self.adapters
         answers = []
         for prompt, wanted in zip(prompts, parameters, strict=True):
+            self.llm_engine.step()  # as vLLM does in a loop until all rows have ended
             ids = tuple(prompt["prompt_token_ids"])
             key = (lora_request and lora_request.lora_name, ids, str(wanted))
             if wanted.temperature > 0 or key not in self._answers:

@@ -67,17 +67,6 @@ class Ticking(Protocol):
     tick: Callable[[], None]
 
 
-def unheard(rows: int, tokens: int) -> None:
-    """What `begin` is while nobody listens."""
-
-
-@runtime_checkable
-class Announcing(Protocol):
-    """An engine inside whose `generate` nothing ticks: it says before how many rows of at most how many tokens it makes."""
-
-    begin: Callable[[int, int], None]
-
-
 @runtime_checkable
 class Holding(Protocol):
     """An engine that can say what memory it holds beside the policy's."""

@@ -23,11 +23,10 @@ import torch
 
 from grpo_portable.errors import EngineError, EngineUnsupported, GrpoPortableError, ServerError
 from grpo_portable.processes import Processes, here
-from grpo_portable.pulse import SLOWEST_TOKENS_S
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import served, server_request, vllm_adapter
 from grpo_portable.rollout.portable import check
-from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent, unheard
+from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent
 from grpo_portable.rollout.scratch import Scratch
 from grpo_portable.rollout.server_client import KEY, Client, Refused
 from grpo_portable.rollout.stops import StopStrings
@@ -36,6 +35,7 @@ CONNECTIONS = 64  # prompts in flight; the server batches their completions as i
 ANSWER_LIMIT_S = (
     1500.0  # of one answer, queue included, or what the whole rollout may take if that is more; supervise: 1800
 )
+SLOWEST_TOKENS_S = 20.0  # by arithmetic: one row at a time of 7 B weights in 16 bit, read at a T4's 320 GB/s
 LOAD_LIMIT_S = 120.0
 ASK_EVERY_S = 60.0  # of silence, until the server is asked whether it is well
 HEALTH_LIMIT_S = 30.0
@@ -93,7 +93,7 @@ class ServerRollout:
         self.client, self.base, self.tokenizer, self.vocabulary = client, base, tokenizer, vocabulary
         self.dtype, self.command, self.folder = getattr(torch, dtype), command, folder
         self.processes, self.answer_limit_s = processes or Processes(0, 1), answer_limit_s
-        self.context, self.tick, self.begin = base.context or 1 << 30, silent, unheard
+        self.context, self.tick = base.context or 1 << 30, silent
         self._names = (f"grpo-portable-{secrets.token_hex(4)}-{number}" for number in itertools.count(1))
         self._loaded: str | None = None  # the adapter's name on the server
         self._took_one = False
@@ -135,7 +135,6 @@ class ServerRollout:
             for index, ids in enumerate(prompts)
         ]
         strings = StopStrings(sampling.stop_strings, self.tokenizer) if sampling.stop_strings else None
-        self.begin(drawn * len(prompts), sampling.max_tokens)
         limit_s = max(self.answer_limit_s, drawn * len(prompts) * sampling.max_tokens / SLOWEST_TOKENS_S)
         answers = self._answers(asked, limit_s)
         rows = [server_request.completions(a, drawn, vocabulary=self.vocabulary, strings=strings) for a in answers]

@@ -30,7 +30,7 @@ from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import finished, vllm_adapter, vllm_settings
 from grpo_portable.rollout.contained import engine_errors, undisturbed
 from grpo_portable.rollout.portable import check
-from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, unheard
+from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent
 from grpo_portable.rollout.scratch import Scratch
 from grpo_portable.rollout.stops import StopStrings
 
@@ -109,7 +109,7 @@ class VllmRollout:
         """Starts vllm.LLM with `arguments`, or takes over `llm`, which was started with them."""
         self.arguments, self.memory, self.tokenizer, self.vocabulary = arguments, memory, tokenizer, vocabulary
         self.context, self.dtype = arguments["max_model_len"], getattr(torch, dtype)
-        self.begin = unheard
+        self.tick = silent
         self._request: Any = None
         self._folder: Scratch | None = None
         self._numbers = itertools.count(2)  # vLLM's own warm-up calls its adapter 1
@@ -162,11 +162,10 @@ class VllmRollout:
         if sampling.seed is None and sampling.temperature > 0:  # drawn, since torch's generator is put back
             sampling = replace(sampling, seed=int(torch.randint(2**31, ()).item()))
         llm, drawn = self._awake(), n if sampling.temperature > 0 else 1
-        self.begin(drawn * len(prompts), sampling.max_tokens)
         wanted = [{"prompt_token_ids": list(map(int, ids))} for ids in prompts]
         seed = None if self._seeds_by_request else sampling.seed
         try:
-            with engine_errors("vLLM failed in a rollout"), undisturbed(seed):
+            with engine_errors("vLLM failed in a rollout"), undisturbed(seed), _heard(llm.llm_engine, self.tick):
                 parameters = [self._parameters(sampling, drawn, index) for index in range(len(prompts))]
                 outputs = llm.generate(wanted, parameters, lora_request=self._request, use_tqdm=False)
         except KeyboardInterrupt:  # the rows it was writing are still in its queue: it is of no more use
@@ -258,6 +257,22 @@ class VllmRollout:
             skip_special_tokens=False,
             include_stop_str_in_output=True,
         )
+
+
+@contextlib.contextmanager
+def _heard(engine: Any, tick: Callable[[], None]) -> Iterator[None]:
+    """Inside, `tick` is called at each step of vLLM's engine: it makes a token of every row at work, in seconds at most."""
+    step = engine.step
+
+    def told() -> Any:
+        tick()
+        return step()
+
+    engine.step = told
+    try:
+        yield
+    finally:
+        engine.step = step
 
 
 def _chosen(logprobs: Any) -> list[float]:

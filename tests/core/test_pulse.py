@@ -74,15 +74,6 @@ def test_a_tick_renews_the_heartbeat_now_and_then(run: RunFolder) -> None:
     assert json.loads(run.heartbeat_file.read_text())["doing"] == "loading a model"
 
 
-def test_work_that_cannot_tick_gets_the_time_it_needs(run: RunFolder) -> None:
-    pulse.Work(run)(64, 4096)
-    told = json.loads(run.heartbeat_file.read_text())
-    assert told["doing"] == "loading a model" and told["patience_s"] == 13107.2  # 64 * 4096 / 20
-    assert told["patience_because"] == "64 rows of at most 4,096 tokens at 20 tokens a second"
-    run.heartbeat("update of step 1")
-    assert "patience_s" not in json.loads(run.heartbeat_file.read_text())
-
-
 def test_a_heartbeat_that_cannot_be_renewed_ends_nothing(run: RunFolder) -> None:
     run.heartbeat_file.unlink()
     run.beat()

@@ -28,7 +28,7 @@ from grpo_portable.errors import EngineError, EngineUnsupported, RecipeError, Se
 from grpo_portable.recipe import Recipe, override
 from grpo_portable.rollout import available, server, server_client, server_request
 from grpo_portable.rollout import served as served_room
-from grpo_portable.rollout.protocol import Announcing, Resting, Sampling, Ticking
+from grpo_portable.rollout.protocol import Resting, Sampling, Ticking
 from grpo_portable.rollout.reference import ReferenceRollout
 from grpo_portable.rollout.server_client import Client, Refused
 
@@ -168,12 +168,11 @@ def test_a_row_is_cut_after_the_token_that_completes_a_stop_string(served: Any) 
 
 def test_the_engine_keeps_the_protocol_and_tells_what_it_is(served: Any) -> None:
     engine = opened(adapted(), served)
-    assert isinstance(engine, Resting) and isinstance(engine, Ticking) and isinstance(engine, Announcing)
+    assert isinstance(engine, Resting) and isinstance(engine, Ticking)
     ticks: list[None] = []
-    begun: list[tuple[int, int]] = []
-    engine.tick, engine.begin = lambda: ticks.append(None), lambda rows, tokens: begun.append((rows, tokens))
+    engine.tick = lambda: ticks.append(None)
     engine.generate(PROMPTS, 2, Sampling(max_tokens=12, seed=1))
-    assert ticks and begun == [(6, 12)]
+    assert ticks
     told = engine.describe()
     assert told["url"] == served.url and told["served_model"] == served.folder.name and told["context_tokens"] == 256
     assert abs(told["apart_at_start"]) < 1e-3

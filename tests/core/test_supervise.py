@@ -41,10 +41,10 @@ elif kind == "step":
     os.kill(os.getpid(), signal.SIGKILL)
 elif kind == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
-elif kind in ("long", "stuck"):
-    patience = {"patience_s": 4.0 if kind == "long" else 1.5, "patience_because": "64 rows of at most 256 tokens"}
-    (folder / "heartbeat").write_text(json.dumps({"doing": "rollout of step 1", "pid": os.getpid(), **patience}))
-    time.sleep(2.5)
+elif kind == "long":
+    for _ in range(5):
+        time.sleep(0.5)
+        os.utime(folder / "heartbeat")
 elif kind == "hang":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(60)
@@ -118,15 +118,9 @@ def test_the_event_of_a_fallback_keeps_which_open_paths_were_left_out_and_why(st
     assert (event["to"], event["passed"]) == ("bf16-hf", {"bf16-vllm": SAME_CODE})
 
 
-def test_a_rollout_gets_the_time_it_asked_for_and_no_more(start):
-    run = start("long", "done")  # silent for 2.5 s, where 1 s is the limit, but it had said 4 s
+def test_a_rollout_takes_as_long_as_it_gives_signs_of_life(start):
+    run = start("long", "done")  # 2.5 s, where 1 s of silence is the limit
     assert (run.path / "starts").read_text() == "1" and not run.events_file.exists()
-
-
-def test_a_rollout_that_needs_longer_than_it_said_hangs(start):
-    run = start("stuck", "done")
-    (event,) = events(run, "fallback")
-    assert event["error"] == "no sign of life while rollout of step 1 in the time of 64 rows of at most 256 tokens"
 
 
 def test_out_of_memory_halves_the_micro_batch_first(start):

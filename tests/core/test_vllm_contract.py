@@ -33,7 +33,7 @@ from grpo_portable import failure, policy
 from grpo_portable.errors import EngineError, EngineUnsupported
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import available, delta, scratch, vllm, vllm_adapter, vllm_settings
-from grpo_portable.rollout.protocol import Announcing, Resting, Sampling, Ticking
+from grpo_portable.rollout.protocol import Resting, Sampling, Ticking
 from grpo_portable.rollout.reference import ReferenceRollout
 from grpo_portable.run import read_lines
 
@@ -768,14 +768,17 @@ def test_the_doctors_proof_starts_vllm_as_training_does() -> None:
     assert trial._ENVIRONMENT.items() <= vllm.ENVIRONMENT.items()
 
 
-def test_a_rollout_is_announced_before_it_is_made(llm: Any, source: Path) -> None:
+def test_every_step_of_the_engine_is_a_sign_of_life(llm: Any, source: Path) -> None:
     engine = open_engine(with_lora(), source)
-    asked: list[tuple[int, int]] = []
-    assert isinstance(engine, Announcing) and not isinstance(engine, Ticking)
-    engine.begin = lambda rows, tokens: asked.append((rows, tokens))
-    engine.generate(PROMPTS, 4, replace(GREEDY, temperature=1.0, seed=1))
-    engine.generate(PROMPTS, 4, GREEDY)  # made once and repeated
-    assert asked == [(12, 12), (3, 12)]
+    steps, ticks = llm.made[-1].llm_engine.step, []
+    assert isinstance(engine, Ticking)
+    engine.tick = lambda: ticks.append(1)
+    engine.generate(PROMPTS, 4, GREEDY)
+    assert len(ticks) == len(PROMPTS)
+    llm.faults["generate"] = RuntimeError("EngineCore encountered an issue")
+    with pytest.raises(EngineError):
+        engine.generate(PROMPTS, 4, GREEDY)
+    assert llm.made[-1].llm_engine.step is steps, "vLLM is left as it was"
     engine.close()
 
 
