@@ -27,7 +27,7 @@ LAUNCH_PRODUCTS = 2.7e11
 LAUNCH_MARGIN = 2  # arithmetic should take this many times as long as the launches, since both are estimates
 NO_SLOWER = 1.1  # of the settings whose update should take at most this times the fastest one's, the smallest is taken
 HEADROOM = 0.92  # share of free memory that settings beyond the smallest may fill
-PREFILL_TOKENS = 4096  # prompt tokens the engine runs at once
+PREFILL_TOKENS = {"cuda": 16384, "cpu": 4096}  # prompt tokens the engine runs at once (rollout/decoder.py)
 KV_BUCKET = 64  # the static cache's length is a multiple of this (rollout/decoder.py: capacity_for)
 
 
@@ -154,7 +154,7 @@ def _input_bytes(shape: Shape, s: Setting, query: int) -> float:
 
 
 def _few_kernels(s: Setting) -> bool:
-    """Whether updates are made in few kernels (saving.py): on a card, without Unsloth, of weights that lie whole."""
+    """Whether updates are made in few kernels (quick_updates.py): on a card, without Unsloth, of weights that lie whole."""
     return s.device == "cuda" and not s.shared and s.spread == 1
 
 
@@ -259,7 +259,7 @@ def _rollout(shape: Shape, s: Setting) -> dict[str, float]:
     value = 4 if s.base == "fp32" else 2
     rows = s.rollout_rows * shape.vocab * (value + 4 + 4)
     wide = 2 * max(shape.intermediate, (shape.heads + 2 * shape.kv_heads) * shape.head_dim) + 4 * shape.hidden
-    prefill = min(PREFILL_TOKENS, s.rollout_rows * s.prompt_tokens) * value * wide
+    prefill = min(PREFILL_TOKENS[s.device], s.rollout_rows * s.prompt_tokens) * value * wide
     return {"sampling": (rows + prefill) / GIB}
 
 

@@ -133,12 +133,15 @@ def bootstrap(
     from grpo_portable.arguments import optimizer
     from grpo_portable.batches import ShuffledSteps
     from grpo_portable.layout import PaddedRight
+    from grpo_portable.quick_updates import QuickUpdates
     from grpo_portable.saving import Saving, UpdateMark
     from grpo_portable.trl_trainer import score_labels_only
 
     score_labels_only()
 
-    class Quiet(Saving, SFTTrainer):
+    class Quiet(QuickUpdates, Saving, SFTTrainer):
+        own_layers = recipe.backend == "unsloth"
+
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
             """Steps as random as the default's; within one, micro-batches of like length."""
             lengths = [len(example["input_ids"]) for example in examples]

@@ -5,11 +5,9 @@ Between the optimizer's step and the end of a step, weights and step number do n
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,7 @@ import torch
 from transformers import TrainerCallback
 
 from grpo_portable import checkpoint, policy
-from grpo_portable.few_kernels import few_kernels, fused_attention
 from grpo_portable.guards import require_finite
-from grpo_portable.shard import is_spread
-from grpo_portable.walks import short_walks
 
 OVERDUE_S = 300.0  # what a killed worker may cost at most, where a step takes less
 
@@ -38,7 +33,6 @@ class Saving:
     _resumed: checkpoint.Checkpoint | None = None
     _weights_move = False
     _saved_at = 0.0
-    _trained: dict[str, torch.nn.Parameter] | None = None
 
     def overdue(self) -> bool:
         """Whether the last checkpoint is so old that one should be written whatever the step."""
@@ -97,37 +91,7 @@ class Saving:
     def _may_go_on_from(self, step: int) -> bool:
         return True
 
-    def trained(self) -> dict[str, torch.nn.Parameter]:
-        """`policy.trainable` of the model; while it trains without looking for them again."""
-        return policy.trainable(self.model) if self._trained is None else self._trained
-
-    def train(self, *args: Any, **named: Any) -> Any:
-        """Train, with the short ways that results allow: fewer walks anywhere, fewer kernels where launching them costs."""
-        self._trained = policy.trainable(self.model)
-        try:
-            attention = fused_attention(self.accelerator.device)
-            with short_walks(self.model), attention, self._kernels() as replaced:
-                if replaced is not None:
-                    self._note_replaced(replaced)
-                return super().train(*args, **named)  # type: ignore[misc]
-        finally:
-            self._trained = None
-
-    def _note_replaced(self, replaced: dict[str, int]) -> None:
-        """A subclass keeps how many adapters, norms and rotary functions run in few kernels; what is 0 was not trusted here."""
-
-    def _kernels(self) -> contextlib.AbstractContextManager[Any]:
-        """`few_kernels` on a GPU, unless Unsloth brings layers of its own or weights come and go in parts."""
-        # on a CPU the arithmetic dominates, and runs stay bit for bit what they were
-        on_gpu = self.accelerator.device.type == "cuda"
-        wanted = on_gpu and "unsloth" not in sys.modules and not is_spread(self.model)
-        return few_kernels(self.model) if wanted else contextlib.nullcontext()
-
     # --- what transformers calls
-
-    def floating_point_ops(self, inputs: Any) -> int:
-        """0: nobody reads the sum, and counting walks through all parameters in every micro-batch."""
-        return 0
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.accelerator.is_main_process:

@@ -34,6 +34,7 @@ from grpo_portable.processes import ALONE, Processes
 from grpo_portable.progress import summary
 from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
 from grpo_portable.pulse import Tick
+from grpo_portable.quick_updates import QuickUpdates
 from grpo_portable.recipe import Recipe
 from grpo_portable.rewards.advantages import group_advantages, total
 from grpo_portable.rewards.faults import FaultCounter, guarded
@@ -44,7 +45,7 @@ from grpo_portable.shard import is_spread
 from grpo_portable.trl_trainer import GRPOTrainer
 
 
-class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
+class GrpoTrainer(QuickUpdates, Saving, SamplerCorrection, GRPOTrainer):
     """Trains `model` in place by `start`; `save_now` writes a checkpoint from which another process can start.
 
     `correct_sampler`: the engine samples from other weights than the policy's (an FP8 copy, vLLM's own), so the loss is
@@ -78,6 +79,7 @@ class GrpoTrainer(Saving, SamplerCorrection, GRPOTrainer):
 
         self.recipe, self.engine, self.run, self.stop, self.prompts = recipe, engine, run, stop, prompts
         self.checkpoints, self._tick = run.checkpoints, Tick(run)
+        self.own_layers = recipe.backend == "unsloth"
         texts = [prompts.text(q.question) for q in data.questions]
         self._ids_of = dict(zip(texts, data.prompts, strict=True))
         self._rows = [

@@ -69,7 +69,8 @@ LAYERS = {
         "diagnosis privacy memory shapes",
     ),
     "training": Layer(
-        "trainer trl_trainer arguments batches metrics guards correction checkpoint saving bootstrap evaluate record plateau",
+        "trainer trl_trainer arguments batches metrics guards correction checkpoint saving quick_updates bootstrap "
+        "evaluate record plateau",
         "errors answers recipe ladder run data rewards policy protocol updates engines",
     ),
     "worker": Layer("worker ranks", "errors words recipe ladder run data rewards policy protocol engines training"),

@@ -223,6 +223,18 @@ def test_the_run_says_what_few_kernels_replaced(tmp_path: Path) -> None:
     assert "few_kernels" not in plain.run.read_json("run.json")
 
 
+@pytest.mark.parametrize(
+    ("device", "backend", "fewer"), [("cuda", "plain", True), ("cuda", "unsloth", False), ("cpu", "plain", False)]
+)
+def test_layers_run_in_few_kernels_on_a_gpu_unless_they_are_a_backends_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, backend: str, fewer: bool
+) -> None:
+    made = training.make(tmp_path, backend=backend)
+    monkeypatch.setattr(type(made.accelerator), "device", torch.device(device))
+    with made._kernels() as replaced:
+        assert bool(replaced) is fewer
+
+
 @pytest.mark.parametrize("groups", [True, False])
 def test_attention_is_fused_in_every_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: bool) -> None:
     """Whether or not layers run in few kernels: weights in parts keep their own. Else all scores would be kept."""
