@@ -79,6 +79,11 @@ class RunFolder:
     def heartbeat_file(self) -> Path:
         return self.path / ("heartbeat" if self.rank == 0 else f"heartbeat-{self.rank}")
 
+    def ranks(self) -> list[int]:
+        """The ranks of the processes that have given a sign of life."""
+        names = (file.name.removeprefix("heartbeat") for file in self.path.glob("heartbeat*"))
+        return sorted(int(number or 0) for name in names if (number := name.removeprefix("-")).isdecimal() or not name)
+
     def generations(self, stage: str) -> Path:
         """File of the answers of one stage: base, bootstrap, tuned, base-sampled, tuned-sampled."""
         return self.path / "generations" / f"{stage}.jsonl"

@@ -240,8 +240,7 @@ def _stop(worker: subprocess.Popen[bytes], run: RunFolder, limit_s: float) -> No
 
 def _beating(run: RunFolder) -> list[int]:
     """The processes that wrote the last heartbeats, by rank, without those that are gone."""
-    ranks = range(len(list(run.path.glob("heartbeat*"))))
-    return [pid for rank in ranks if (pid := beating(replace(run, rank=rank))) is not None]
+    return [pid for rank in run.ranks() if (pid := beating(replace(run, rank=rank))) is not None]
 
 
 def beating(run: RunFolder) -> int | None:

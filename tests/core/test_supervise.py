@@ -383,6 +383,37 @@ def test_a_process_of_another_run_that_has_the_number_now_is_no_worker_of_this_o
         other.wait()
 
 
+@pytest.mark.parametrize(
+    ("names", "ranks"),
+    [
+        ((), []),
+        (("heartbeat",), [0]),
+        (("heartbeat-2", "heartbeat"), [0, 2]),  # the one between has not begun, or its file could not be written
+        (("heartbeat-10", "heartbeat-9"), [9, 10]),
+        (("heartbeat-3.txt", ".heartbeat-1.77.part", "heartbeats"), []),
+    ],
+)
+def test_a_rank_is_read_from_the_name_of_its_heartbeat(tmp_path, names, ranks):
+    run = create(tmp_path / "run", Recipe(path="cpu"))
+    for name in names:
+        (run.path / name).touch()
+    assert run.ranks() == ranks
+
+
+def test_a_stop_reaches_every_rank_that_has_begun(tmp_path):
+    run = create(tmp_path / "run", Recipe(path="cpu"))
+    sleeping = [sys.executable, "-c", "import time; time.sleep(60)", str(run.path.resolve())]
+    workers = [subprocess.Popen(sleeping) for _ in range(2)]
+    try:
+        for name, worker in zip(("heartbeat", "heartbeat-2"), workers, strict=True):
+            run.write_json(name, {"doing": "loading", "pid": worker.pid})
+        assert supervise._beating(run) == [worker.pid for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
 def test_the_worker_finds_its_run_wherever_a_reward_goes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = create(Path("run"), Recipe(path="cpu"))
