@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from doctor.diagnosis import FP8_PATHS, VLLM_PATHS
 from grpo_portable import failure
@@ -17,6 +16,9 @@ from grpo_portable.ladder import EXIT
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Rollout
 from grpo_portable.run import RunFolder
+
+if TYPE_CHECKING:  # each engine is imported where its path is taken: it loads what other paths do without
+    from grpo_portable.fast import Shared
 
 START_LIMIT_S = 900.0  # of vLLM; compiling kernels the first time can take minutes
 
@@ -61,12 +63,13 @@ def starting(what: str, run: RunFolder, limit_s: float = START_LIMIT_S) -> Itera
         yield
 
 
-def share_weights(settings: PathSettings, recipe: Recipe, *, run: RunFolder) -> Any:
-    """`fast.Shared`: the policy on the weights of a vLLM that Unsloth starts, None on the other backends."""
+def share_weights(settings: PathSettings, recipe: Recipe, *, run: RunFolder) -> Shared | None:
+    """The policy on the weights of a vLLM that Unsloth starts, None on the other backends."""
     if settings.backend != "unsloth":
         return None
     with starting("Unsloth", run):
-        fast = importlib.import_module("grpo_portable.fast")  # only this backend needs its wrapper
+        from grpo_portable import fast
+
         fp8 = settings.copy == "fp8"
         return fast.load(recipe, rows=int(recipe.rollout_rows), dtype=settings.dtype, fp8=fp8)
 
@@ -79,23 +82,25 @@ def open_engine(
     *,
     run: RunFolder,
     limit_s: float = START_LIMIT_S,
-    shared: Any = None,
+    shared: Shared | None = None,
 ) -> Rollout:
     """The engine of a path over `model`. A model the portable one does not know gets the reference engine, with an event.
 
     `shared`: what `share_weights` gave.
     """
     if shared is not None:
-        return importlib.import_module("grpo_portable.fast").engine(
-            shared, model, recipe, rows=int(recipe.rollout_rows)
-        )
+        from grpo_portable import fast
+
+        return fast.engine(shared, model, recipe, rows=int(recipe.rollout_rows))
     if settings.engine == "server":
-        server = importlib.import_module("grpo_portable.rollout.server")
+        from grpo_portable.rollout import server
+
         run.heartbeat(f"asking the vLLM server at {recipe.vllm_server}")
         return server.make(model, tokenizer, recipe, dtype=settings.dtype, tick=run.beat)
     rows = int(recipe.rollout_rows)
     if settings.engine == "vllm":
-        vllm = importlib.import_module("grpo_portable.rollout.vllm")  # only this path needs vLLM's wrapper
+        from grpo_portable.rollout import vllm
+
         with starting("vLLM", run, limit_s):
             return vllm.make(model, tokenizer, recipe, rows=rows, copy=settings.copy, dtype=settings.dtype)
     from grpo_portable.rollout import portable
