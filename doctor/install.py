@@ -14,7 +14,7 @@ from typing import Any
 
 from doctor.facts import Facts
 from doctor.install_lines import torch_set
-from doctor.install_sets import PYTHON, RESOLVED_ON, SETS, PackageSet, best_card, refusals
+from doctor.install_sets import BY_KEY, RESOLVED_ON, SETS, PackageSet, best_card, python_serves, refusals
 from doctor.readings import cards, driver_cuda, driver_shown, jetson
 from doctor.versions import pair
 
@@ -47,7 +47,7 @@ class InstallPlan:
             lines += _wrapped(f"Checked: {self.chosen.evidence}", "")
             lines += ["", "Why nothing newer:", *(line for c in self.chosen.ceilings for line in _wrapped(c, "- "))]
         if self.refused:
-            lines += ["", "Why not a faster set:"]
+            lines += ["", "Why not a faster set:" if self.chosen else "Why none fits:"]
             lines += [line for names, why in _grouped(self.refused) for line in _wrapped(f"{names}: {why}", "- ")]
         if self.alternatives:
             lines += ["", "Also fits:"]
@@ -99,15 +99,20 @@ def install_plan(facts: Facts, *, source: str | None = None) -> InstallPlan:
         pip=tuple(_pip(chosen, facts, source)) if chosen else (),
         uv=tuple(_uv(chosen, facts, source)) if chosen else (),
         alternatives=tuple(others),
-        refused=tuple(refused) if has_card or facts.gpus is None else (),
+        refused=tuple(refused) if has_card or facts.gpus is None else _of_the_cpu(refused),
         notes=tuple(_notes(facts, chosen, has_card)),
     )
+
+
+def _of_the_cpu(refused: list[tuple[PackageSet, tuple[str, ...]]]) -> tuple[tuple[PackageSet, tuple[str, ...]], ...]:
+    """Without a card only the CPU's set says anything."""
+    return tuple((s, why) for s, why in refused if s.key == "cpu")
 
 
 def torch_requirement(facts: Facts) -> list[str]:
     """pip's arguments for torch alone: the portable set's build where this machine has a card, else the CPU build."""
     platform = (facts.host.platform or "linux").lower()
-    chosen = torch_set(facts)
+    chosen = torch_set(facts) or BY_KEY["cpu"]  # where none serves, pip is the one to say so
     index = chosen.index(platform, facts.host.arch)
     # Beside PyPI, not instead of it: a machine that cannot reach PyTorch's index still gets a torch.
     return [f"torch=={chosen.torch}", *(["--extra-index-url", index] if index else [])]
@@ -126,7 +131,7 @@ def _uv(chosen: PackageSet, facts: Facts, source: str | None) -> Iterator[str]:
 
 
 def _environment(facts: Facts, same: str, other: str) -> Iterator[str]:
-    yield same if _python_serves(facts) else other
+    yield same if python_serves(facts) else other
     yield ".venv\\Scripts\\activate" if (facts.host.platform or "").lower() == "windows" else ". .venv/bin/activate"
 
 
@@ -146,22 +151,15 @@ def _project(extra: str, source: str | None) -> str:
     return f'-e "{found}[{extra}]"' if found == "." else f'"{found}[{extra}]"'
 
 
-def _python_serves(facts: Facts) -> bool:
-    here = pair(facts.host.python)
-    return here is None or PYTHON[0] <= here <= PYTHON[1]
-
-
 def _python(facts: Facts) -> str:
     here = pair(facts.host.python)
-    return f"{here[0]}.{here[1]}" if here and _python_serves(facts) else "3.12"
+    return f"{here[0]}.{here[1]}" if here and python_serves(facts) else "3.12"
 
 
 def _notes(facts: Facts, chosen: PackageSet | None, has_card: bool) -> Iterator[str]:
     platform = (facts.host.platform or "linux").lower()
-    if not _python_serves(facts):
+    if not python_serves(facts):
         yield f"Python {facts.host.python} is outside 3.11 to 3.14, so the commands make an environment with 3.12"
-    if platform == "darwin" and (facts.host.arch or "arm64") == "x86_64":
-        yield "torch has had no wheels for Intel Macs since 2.3: these commands will not find one there"
     if platform == "windows" and has_card:
         yield "vLLM has no Windows wheels; the same machine under WSL2 can take the vLLM set"
     yield from _driver_notes(facts)

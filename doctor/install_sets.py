@@ -228,12 +228,20 @@ def _by_name(card: Card) -> Pair | None:
         return None
 
 
+def python_serves(facts: Facts) -> bool:
+    """Whether the sets are made for this Python; unknown counts as yes."""
+    here = pair(facts.host.python)
+    return here is None or PYTHON[0] <= here <= PYTHON[1]
+
+
 def refusals(wanted: PackageSet, facts: Facts) -> Iterator[str]:
     """Why a set does not serve this machine, one clause each; nothing where it does. Unknown never refuses."""
     host, card = facts.host, best_card(facts)
     platform = (host.platform or "linux").lower()
     if platform not in wanted.platforms:
         yield f"its packages have no wheels for {platform}" if wanted.extra != "train" else f"not for {platform}"
+    if platform == "darwin" and host.arch == "x86_64":
+        yield "torch has had no wheels for Intel Macs since 2.3"
     glibc = pair(host.glibc)
     if wanted.glibc and glibc and glibc < wanted.glibc and platform in _LINUX:
         yield f"its wheels need glibc {_dotted(wanted.glibc)}, here is {host.glibc}"

@@ -53,6 +53,16 @@ STACK = {
             _SET,
         ),
     ),
+    "STACK-RANGE": Page(
+        "training packages are older or newer than this project's",
+        NOTHING,
+        "A package is outside the range that grpo-portable asks for: the trainer may fail on a path that works.",
+        "pyproject.toml.",
+        (
+            "Install the ranges named.",
+            _SET,
+        ),
+    ),
     "PYTHON-RANGE": Page(
         "this Python is out of range",
         NOTHING,

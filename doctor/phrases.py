@@ -12,6 +12,7 @@ from doctor import speed_cpu
 from doctor.diagnosis import GPU_PATHS, PATHS, Diagnosis, Help, Wall
 from doctor.facts import ABSENT, Facts, Gpu, Probe
 from doctor.privacy import scrub
+from doctor.readings import cards
 
 _BASE = {None: "16-bit base + LoRA", "fp8": "16-bit base + LoRA, FP8 copy for rollouts", "nf4": "4-bit NF4 base + LoRA"}
 _ENGINE = {"vllm": "vLLM", "portable": "the portable engine"}
@@ -30,8 +31,7 @@ def verdict(d: Diagnosis) -> str:
 
 def place(d: Diagnosis) -> str:
     """Where the plan runs: `on NVIDIA L4 (21.9 GiB free)`, `on 2 x ...`, `on the CPU`."""
-    seen = enumerate(d.facts.gpus or ())
-    chosen = [g for place, g in seen if (place if g.index is None else g.index) in d.plan.gpus]
+    chosen = [card.gpu for card in cards(d.facts) or () if card.index in d.plan.gpus]
     if d.plan.path == "cpu":
         return "on the CPU"
     if not chosen:
@@ -202,7 +202,10 @@ def _gpu_line(gpu: Gpu) -> str:
 def _driver_line(facts: Facts) -> str:
     d, t = facts.driver, facts.toolkit
     driver = f"driver {d.version}" if d.version else "driver unknown" if facts.gpus else None
-    nvcc = {"absent": "no nvcc", "present": f"nvcc {t.nvcc} ({t.where})"}.get(t.state or "")
+    nvcc = {
+        "absent": "no nvcc",
+        "present": f"nvcc {t.nvcc or 'of unknown version'}" + (f" ({t.where})" if t.where else ""),
+    }.get(t.state or "")
     return _known([driver, f"CUDA {d.cuda}" if d.cuda else None, nvcc])
 
 

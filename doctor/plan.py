@@ -12,9 +12,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from doctor import walls_gpu, walls_vllm
-from doctor.diagnosis import BF16_PATHS, FP8_PATHS, PATHS, VLLM_PATHS, Diagnosis, Memory, PathState, Plan, Wall
+from doctor.diagnosis import (
+    BF16_PATHS,
+    FP8_PATHS,
+    GPU_PATHS,
+    PATHS,
+    VLLM_PATHS,
+    Diagnosis,
+    Memory,
+    PathState,
+    Plan,
+    Wall,
+)
 from doctor.facts import Facts, Gpu
-from doctor.install_lines import after_install
+from doctor.install_lines import after_install, torch_reaches
 from doctor.memory import Settled, settle
 from doctor.readings import Card, cards_or_unknown, system_gib, update_options
 from doctor.shapes import Shape, shape_of
@@ -105,6 +116,8 @@ def _promises(installed: str | None, after: str | None, now: str | None) -> tupl
 def _after_install(facts: Facts, shape: Shape | None, options: Mapping[str, Any]) -> str | None:
     """The best path once the help of TORCH-ABSENT alone was followed."""
     then = after_install(facts, walls_vllm.newest_fitting(facts)[0])
+    if then is None:
+        return None
     own = [*machine_walls(then), *lock_walls(then)]
     return min(_places(then, shape, own, options), key=_preference).best()
 
@@ -181,12 +194,14 @@ def _after_fix(
         closed = {p for w in lasting((*own, *card_walls(facts, card, shape))) for p in w.closes} | {"cpu"}
         if not walls_vllm.reachable(facts, card) and not all(states[p].open for p in VLLM_PATHS if p not in closed):
             closed |= set(VLLM_PATHS)
+        if not torch_reaches(facts, card):
+            closed |= {p for p in GPU_PATHS if not states[p].open}
         have, known = card_memory(facts, card.gpu)
         held = walls_gpu.held_gib(card)
         if have is not None and held is not None:
             have += held
         place = _Place(card, have, frozenset(closed), _settle(shape, PATHS[:-1], have, known, options), False)
-        best.append(place.best() or "cpu")
+        best += [found] if (found := place.best()) else []
     ram = facts.host.ram_gib
     if _Place(None, ram, frozenset(PATHS[:-1]), _settle(shape, ("cpu",), ram, True, options), False).best():
         best.append("cpu")

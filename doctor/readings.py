@@ -153,6 +153,16 @@ def driver_shown(facts: Facts) -> str:
     return f"driver {version}" if version else "a driver of unknown version"
 
 
+def driver_upgrade(facts: Facts, branch: int | None) -> str:
+    """The advice to upgrade to a branch, with where the driver lives: on a Jetson, in WSL2 and in a container not here."""
+    if jetson(facts):
+        return "Flash a JetPack of that CUDA, since the driver comes with it"
+    outside = (
+        " in Windows, not in WSL2" if facts.host.platform == "wsl2" else " on the host" if facts.host.container else ""
+    )
+    return f"Upgrade the NVIDIA driver{outside} to {branch or 'the newest branch'}" + (" or newer" if branch else "")
+
+
 def nvcc(facts: Facts) -> Pair | None:
     """The version of the nvcc that FlashInfer would find, None when absent or unknown."""
     return pair(facts.toolkit.nvcc) if facts.toolkit.state != "absent" else None

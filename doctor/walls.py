@@ -30,8 +30,9 @@ LASTING = frozenset(
 def find_walls(facts: Facts, shape: Shape | None = None) -> tuple[Wall, ...]:
     """Every wall, those that close most first, warnings last; `shape` is the model's, if one is known."""
     found = [*machine_walls(facts), *_of_all_cards(facts, shape)]
-    found += [w for w in lock_walls(facts) if _matters(facts, w)]
-    found += _warnings(facts)
+    usable = walls_vllm.without_unusable(facts)
+    found += [w for w in lock_walls(usable) if _matters(facts, w)]
+    found += _warnings(usable)
     distinct = list({(w.code, w.fact): w for w in found}.values())
     return tuple(sorted(distinct, key=lambda w: (not w.closes, -len(w.closes))))
 
@@ -73,11 +74,13 @@ def _of_all_cards(facts: Facts, shape: Shape | None) -> list[Wall]:
     by_card = [(card, card_walls(facts, card, shape)) for card in sorted(cards(facts) or (), key=better, reverse=True)]
     closed = [frozenset(p for w in walls for p in w.closes) for _, walls in by_card]
     everywhere = frozenset(PATHS).intersection(*closed) if closed else frozenset()
+    # Another build of torch or CUDA is advice for the best card; of the others only what their silicon closes is told.
+    told = LASTING | {w.code for w in by_card[0][1]} if by_card else LASTING
     merged: dict[str, Wall] = {}
     for _, walls in by_card:
         for wall in walls:
             closes = tuple(p for p in wall.closes if p in everywhere)
-            if not closes:
+            if not closes or wall.code not in told:
                 continue
             first = merged.get(wall.code)
             merged[wall.code] = replace(wall, closes=closes) if first is None else _joined(first, wall, closes)

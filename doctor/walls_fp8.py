@@ -15,10 +15,12 @@ from doctor.diagnosis import FP8_PATHS, Help, Wall
 from doctor.facts import Facts
 from doctor.readings import (
     Card,
+    branch_for,
     build_cuda,
     cards,
     driver_cuda,
     driver_shown,
+    driver_upgrade,
     nvcc,
     nvcc_absent,
     nvcc_shown,
@@ -121,6 +123,8 @@ def _gate_helps(facts: Facts, needed: Pair) -> tuple[Help, ...]:
     best = needed if serves is None or serves[0] < 13 else (13, 0)
     package = f"cuda-nvcc-{best[0]}-{best[1]}"
     toolkit = f"Put a CUDA toolkit {shown(needed)} or newer first (no newer than the driver's CUDA)"
+    if serves is not None and serves < needed:  # what a newer nvcc compiles may not load under an older driver
+        toolkit = f"{driver_upgrade(facts, branch_for(needed))}, then put a CUDA toolkit {shown(needed)} or newer first"
     helps = [
         Help(toolkit, f"sudo apt-get install {package} && export CUDA_HOME=/usr/local/cuda-{shown(best)}", "likely"),
         Help(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from doctor.diagnosis import Help, Wall
 from doctor.facts import Facts
 from doctor.readings import Card, build, cards, jetson
-from doctor.releases import OUR_PYTHON
+from doctor.releases import OUR_PYTHON, OURS
 from doctor.versions import allows, pair, shown, specifiers, version
 
 _SET = Help("Install a set that belongs together, in a fresh environment", "grpo-doctor --install-plan", "likely")
+NEW_PYTHON = Help("Make an environment with another Python", "uv venv --python 3.12", "certain")
 _NEEDED = ("transformers", "trl", "peft", "accelerate", "datasets")
 
 
@@ -76,7 +77,7 @@ def _bnb_cause(facts: Facts, error: str) -> tuple[str, tuple[Help, ...]]:
 
 def warnings(facts: Facts) -> Iterator[Wall]:
     """Closes nothing: each of these breaks a run later, or a backend that no path needs."""
-    makers = (_python, _incomplete, _unsloth_import, _offline, _bnb_build, _compiler)
+    makers = (_python, _incomplete, _out_of_range, _unsloth_import, _offline, _bnb_build, _compiler)
     yield from filter(None, (make(facts) for make in makers))
 
 
@@ -92,7 +93,7 @@ def _python(facts: Facts) -> Wall | None:
             f"host.python = {facts.host.python}",
             "trl 1.15 and newer need Python 3.11, vLLM ends at 3.14 (released metadata)",
         ),
-        (Help("Make an environment with another Python", "uv venv --python 3.12", "certain"),),
+        (NEW_PYTHON,),
     )
 
 
@@ -106,8 +107,33 @@ def _incomplete(facts: Facts) -> Wall | None:
         f"Packages that training needs are not installed: {', '.join(gone)}",
         ("; ".join(f"packages.{name} = absent" for name in gone), "every path trains with them"),
         (
-            Help("Install them", "pip install " + " ".join(f'"{name}"' for name in gone), "likely"),
+            Help("Install them", _install({name: OURS[name] for name in gone}), "likely"),
             Help("Or the whole set, exact and dated", "grpo-doctor --install-plan", "certain"),
+        ),
+    )
+
+
+def _install(ranges: Mapping[str, str]) -> str:
+    return "pip install " + " ".join(f'"{name}{wanted}"' for name, wanted in ranges.items())
+
+
+def _out_of_range(facts: Facts) -> Wall | None:
+    """Installed packages that this project was not made for: a run fails on them where no path does."""
+    seen = {name: version(facts.version(name)) for name in ("torch", "vllm", *_NEEDED, "bitsandbytes")}
+    out = {name: OURS[name] for name, v in seen.items() if v is not None and not allows(specifiers(OURS[name]), v)}
+    if not out:
+        return None
+    by_pip = not {"torch", "vllm"} & set(out)  # of those two, build, driver and card decide
+    return Wall(
+        "STACK-RANGE",
+        (),
+        f"Installed packages are not those that grpo-portable is made for: {', '.join(out)}",
+        tuple(
+            f"packages.{name} = {facts.version(name)}, and pyproject.toml asks {wanted}" for name, wanted in out.items()
+        ),
+        (
+            *([Help("Change them", _install(out), "likely")] if by_pip else []),
+            Help("Install the whole set, in a fresh environment", "grpo-doctor --install-plan", "certain"),
         ),
     )
 

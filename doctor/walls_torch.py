@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from doctor.causes_cuda import cuda_cause, driver_in_text
 from doctor.diagnosis import GPU_PATHS, PATHS, Help, Wall
 from doctor.facts import Facts
-from doctor.install_lines import torch_line
+from doctor.install_lines import torch_helps, torch_line, torch_reaches
+from doctor.install_sets import best_card, python_serves
 from doctor.readings import (
     OLDEST_BRANCH,
     Card,
@@ -22,12 +23,15 @@ from doctor.readings import (
     cards,
     driver_cuda,
     driver_shown,
-    jetson,
+    driver_upgrade,
 )
 from doctor.versions import Pair, shown
+from doctor.walls_stack import NEW_PYTHON
 from doctor.walls_vllm import later_wall, platform_wall, ways_to_vllm
 
+_REPLACE = "Replace it by the torch build"
 _ENTRY = re.compile(r"(sm|compute)_(\d{1,2})(\d)([af]?)")
+_RDNA = re.compile(r"gfx1\d{3}")
 _NO_KERNEL = re.compile(
     r"no kernel image|not compatible with the current PyTorch|invalid device function|NoBinaryForGpu|image is invalid",
     re.IGNORECASE,
@@ -42,7 +46,8 @@ def torch_absent(facts: Facts) -> Wall | None:
     if not facts.absent("torch") and not unseen:
         return None
     helps = [
-        Help(f"Install the torch build for {_for_what(facts)}", torch_line(facts), "certain"),
+        *([] if python_serves(facts) else [NEW_PYTHON]),
+        *torch_helps(facts, "Install the torch build"),
         Help(
             "Then the rest of the set; this prints it, exact and dated, for pip and uv",
             "grpo-doctor --install-plan",
@@ -84,7 +89,7 @@ def import_wall(facts: Facts) -> Wall | None:
         "torch is installed, but importing it fails, so no path can run, the CPU path included",
         (said, f"every path trains with torch; packages.torch = {facts.version('torch')}"),
         (
-            Help(f"Install torch for {_for_what(facts)} in a fresh environment", torch_line(facts), "likely"),
+            *torch_helps(facts, "Install torch in a fresh environment", "likely"),
             Help("Check that LD_LIBRARY_PATH names no other CUDA, cuDNN or NCCL", "unset LD_LIBRARY_PATH", "try"),
             look,
         ),
@@ -94,15 +99,6 @@ def import_wall(facts: Facts) -> Wall | None:
 
 def _small(text: str) -> str:
     return text[:1].lower() + text[1:]
-
-
-def _for_what(facts: Facts) -> str:
-    ours = cards(facts)
-    if ours is None:
-        return "this machine"
-    if not ours:
-        return "a machine without a usable GPU"
-    return f"{ours[0].label} and {driver_shown(facts)}" if ours[0].nvidia else ours[0].label
 
 
 def torch_walls(facts: Facts) -> Iterator[Wall]:
@@ -131,7 +127,7 @@ def _wrong_build(facts: Facts) -> Wall | None:
             f"packages.torch = {version}",
             "one torch build drives one maker's cards: cuda NVIDIA's, rocm AMD's, xpu Intel's",
         ),
-        (Help(f"Install the torch build for {_for_what(facts)}", torch_line(facts), "certain"),),
+        torch_helps(facts, _REPLACE, replace=True),
     )
 
 
@@ -150,7 +146,7 @@ def _cpu_build(facts: Facts, version: str | None) -> Wall:
         GPU_PATHS,
         f"torch {version or 'here'} is a CPU build: it cannot use the GPU, which is there",
         tuple(filter(None, (f"packages.torch = {version}", "a +cpu build carries no CUDA code at all", reason))),
-        (Help(f"Replace it by the torch build for {_for_what(facts)}", torch_line(facts, replace=True), "certain"),),
+        torch_helps(facts, _REPLACE, replace=True),
         "A newer driver or CUDA toolkit: this torch would not look at them",
     )
 
@@ -181,18 +177,13 @@ def _driver_too_old(facts: Facts) -> Wall | None:
 
 
 def _driver_helps(facts: Facts, ours: Pair, theirs: Pair, needed: int | None) -> tuple[Help, ...]:
-    upgrade = Help(
-        f"Upgrade the NVIDIA driver to {needed or 'the newest branch'} or newer, then reboot", None, "certain"
-    )
-    if jetson(facts):
-        upgrade = Help("The driver comes with JetPack: flash a JetPack of that CUDA", None, "certain")
-    if theirs[0] < 12:
+    upgrade = Help(f"{driver_upgrade(facts, needed)}, then reboot", None, "certain")
+    card, line = best_card(facts), torch_line(facts, replace=True)
+    if card is not None and not torch_reaches(facts, card):
+        return torch_helps(facts, _REPLACE, replace=True)
+    if theirs[0] < 12 or line is None:
         return (upgrade,)
-    back = Help(
-        f"Or take a torch built for CUDA {theirs[0]}.x, which this driver runs",
-        torch_line(facts, replace=True),
-        "certain",
-    )
+    back = Help(f"Or take a torch built for CUDA {theirs[0]}.x, which this driver runs", line, "certain")
     # The reinstall needs no root and no reboot; but a vLLM that pins this torch would pull it back in.
     return (upgrade, back) if facts.version("vllm") else (back, upgrade)
 
@@ -234,14 +225,14 @@ def covers(arch_list: tuple[str, ...], capability: Pair, *, jit: bool) -> bool:
 
 def arch_wall(facts: Facts, card: Card) -> Wall | None:
     """torch's wheel has no code for this card."""
-    entries = tuple(e for e in facts.torch_arch_list or () if _ENTRY.fullmatch(e.strip()) or e.startswith("gfx"))
-    if not entries:
-        return None
+    listed = facts.torch_arch_list or ()
     if card.vendor == "amd":
-        return _gfx_wall(facts, card, entries)
-    if card.capability is None or covers(entries, card.capability, jit=_can_jit(facts)):
+        return _gfx_wall(facts, card, tuple(e for e in listed if e.startswith("gfx")))
+    entries = tuple(e for e in listed if _ENTRY.fullmatch(e.strip()))
+    if not entries or card.capability is None or covers(entries, card.capability, jit=_can_jit(facts)):
         return None
-    sm = f"sm_{card.capability[0]}{card.capability[1]}"
+    sm, line = f"sm_{card.capability[0]}{card.capability[1]}", torch_line(facts, replace=True)
+    wheel = Help(f"Install a torch whose wheel has {sm}{_which_wheel(card.capability)}", line)
     error = facts.probe("torch_cuda").error
     return Wall(
         "TORCH-ARCH",
@@ -252,11 +243,7 @@ def arch_wall(facts: Facts, card: Card) -> Wall | None:
             "code for X.y runs on X.z with z >= y, never across majors (CUDA programming guide, binary compatibility)",
             *((f"torch says: {error}",) if error else ()),
         ),
-        (
-            Help(
-                f"Install a torch whose wheel has {sm}{_which_wheel(card.capability)}", torch_line(facts, replace=True)
-            ),
-        ),
+        (wheel,) if line else torch_helps(facts, _REPLACE, replace=True),
         "A newer driver or toolkit: the code would still not be in the wheel",
     )
 
@@ -279,7 +266,12 @@ def _which_wheel(capability: Pair) -> str:
 
 def _gfx_wall(facts: Facts, card: Card, entries: tuple[str, ...]) -> Wall | None:
     gfx = (card.gpu.gfx or "").partition(":")[0]
-    if not gfx or any(e.partition(":")[0] == gfx or _generic(e, gfx) for e in entries) or facts.probe("torch_cuda").ok:
+    if (
+        not gfx
+        or not entries
+        or any(e.partition(":")[0] == gfx or _generic(e, gfx) for e in entries)
+        or facts.probe("torch_cuda").ok
+    ):
         return None
     return Wall(
         "TORCH-ARCH",
@@ -290,16 +282,18 @@ def _gfx_wall(facts: Facts, card: Card, entries: tuple[str, ...]) -> Wall | None
             "ROCm code runs on the gfx target it was built for only",
         ),
         (
-            Help(
-                "Install a ROCm torch whose wheel lists this target (AMD's own index has more of them)", None, "likely"
-            ),
-            Help(
-                "Or pretend to be a near relative of the same generation",
-                "export HSA_OVERRIDE_GFX_VERSION=10.3.0",
-                "try",
-            ),
+            Help("Install a ROCm torch whose wheel lists this target (AMD's own index has more of them)"),
+            *_pretend(gfx, entries),
         ),
     )
+
+
+def _pretend(gfx: str, entries: tuple[str, ...]) -> Iterator[Help]:
+    """Cards from RDNA on that differ in the last digit only run each other's code; before, they do not."""
+    kin = next((e for e in entries if _RDNA.fullmatch(e) and e[:-1] == gfx[:-1]), None)
+    if kin:
+        told = f"export HSA_OVERRIDE_GFX_VERSION={kin[3:5]}.{kin[5]}.{kin[6]}"
+        yield Help(f"Or pretend to be its relative {kin}, which the wheel has code for", told, "try")
 
 
 def _generic(entry: str, gfx: str) -> bool:
@@ -321,7 +315,7 @@ def warnings(facts: Facts) -> Iterator[Wall]:
                 "minor-version compatibility covers compiled code; PTX and run-time compiled kernels need a driver as new as "
                 "their compiler (NVIDIA's compatibility guide; vllm#31700)",
             ),
-            (Help(f"Upgrade the driver to {branch_for(ours) or 'the newest branch'} or newer", None, "likely"),),
+            (Help(driver_upgrade(facts, branch_for(ours)), None, "likely"),),
         )
     loaded, disk = facts.extra.get("loaded"), facts.version("torch")
     live = loaded.get("torch") if isinstance(loaded, Mapping) else None

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from types import MappingProxyType
 
 from packaging.version import Version
 
 from doctor.causes_vllm import CAUSES, Cause
 from doctor.diagnosis import VLLM_PATHS, Help, Wall
-from doctor.facts import Facts
+from doctor.facts import ABSENT, Facts
 from doctor.install_sets import BY_KEY, INDEX
 from doctor.locks import conflicts, installed, need, runs_here, shown_range, torch_runs_here
-from doctor.readings import Card, cards, driver_cuda, driver_shown, jetson, linux, nvcc, nvcc_shown
+from doctor.readings import Card, cards, driver_cuda, driver_shown, driver_upgrade, jetson, linux, nvcc, nvcc_shown
 from doctor.releases import OURS, asked, versions
 from doctor.versions import allows, base, pair, shown, specifiers, version
 from doctor.walls_fp8 import gate
 
 _SET = Help("Install a set that belongs together, in a fresh environment", "grpo-doctor --install-plan", "likely")
+_UNINSTALL = Help(
+    "Take the husk away: what finds vLLM installed may import it, and fail", "pip uninstall vllm", "certain"
+)
 _ROCM = re.compile(r"gfx(?:90a|942|950|110[01]|115[01]|120[01])\b")  # vLLM's installation page, ROCm requirements
 _OLDEST = (7, 0)
 _OLDEST_CUDA_13 = (7, 5)
@@ -51,6 +56,7 @@ def platform_wall(facts: Facts) -> Wall | None:
                     "certain",
                 ),
                 Help("Or stay on Windows with the portable engine: the plan does", None, "certain"),
+                *([_UNINSTALL] if facts.version("vllm") else []),
             ),
             "pip install vllm on Windows; some libraries then even fail because the husk is there",
         )
@@ -63,6 +69,13 @@ def platform_wall(facts: Facts) -> Wall | None:
             (Help("Use the portable engine: the plan does", None, "certain"),),
         )
     return None
+
+
+def without_unusable(facts: Facts) -> Facts:
+    """The facts without a vLLM that this platform cannot run: what it would need is no advice there."""
+    if platform_wall(facts) is None or facts.version("vllm") is None:
+        return facts
+    return replace(facts, packages=MappingProxyType({**facts.packages, "vllm": ABSENT}))
 
 
 def _absent(facts: Facts) -> Wall | None:
@@ -136,9 +149,9 @@ def _sentences(shut_out: dict[str, list[str]]) -> list[str]:
 
 def _unfit(facts: Facts, v: Version) -> Iterator[str]:
     """Why a release cannot be used here, as far as is known; nothing when it can."""
-    glibc, needed, serves = pair(facts.host.glibc), BY_KEY["vllm"].glibc, driver_cuda(facts)
-    if glibc is not None and needed is not None and glibc < needed and linux(facts) is not False:
-        yield f"its wheel needs glibc {shown(needed)}, and this system has {facts.host.glibc}"
+    serves = driver_cuda(facts)
+    if glibc := _old_glibc(facts):
+        yield glibc
     if not runs_here(facts, "vllm", v):
         yield f"Python {facts.host.python} is outside its range"
     torch = (asked("vllm", v, "torch") or "").removeprefix("==")
@@ -156,11 +169,21 @@ def _unfit(facts: Facts, v: Version) -> Iterator[str]:
                 yield f"{what} is outside the range {shown_range(asks.range)} of {who} {state[who]} ({asks.source})"
 
 
+def _old_glibc(facts: Facts) -> str | None:
+    """Which C library vLLM's wheels need, where this system's is older."""
+    glibc, needed = pair(facts.host.glibc), BY_KEY["vllm"].glibc
+    if glibc is None or needed is None or glibc >= needed or linux(facts) is False:
+        return None
+    return f"its wheel needs glibc {shown(needed)}, and this system has {facts.host.glibc}"
+
+
 def _way_out(facts: Facts) -> Iterator[Help]:
     """What would let vLLM be installed where no release fits as things are."""
     serves, newest = driver_cuda(facts), _ours()[-1]
-    if serves is not None and serves[0] < 13:
-        yield Help("Upgrade the NVIDIA driver to 580 or newer, then install it", vllm_line(newest), "likely")
+    if glibc := _old_glibc(facts):
+        yield Help(f"Use a newer system, or a container of one: {glibc}", None, "certain")
+    elif serves is not None and serves[0] < 13:
+        yield Help(f"{driver_upgrade(facts, 580)}, then install it", vllm_line(newest), "likely")
         wheel = "Or take the last vLLM that was tried as a CUDA 12.9 wheel on 12.x drivers"
         yield Help(wheel, _cuda_12_line(facts), "likely")
     else:
