@@ -93,25 +93,29 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: 
         return
     _may_start(folder.recipe())
     _say(f"run folder: {folder.path}\n")
-    with supervise.folder_errors(folder):
+    if told := _go_on(folder, gpus=gpus, retry_fast=retry_fast):
+        _say(told)
+    finish(folder, fallback=fallback)
+
+
+def _go_on(folder: run_folder.RunFolder, *, gpus: tuple[int, ...] | None, retry_fast: bool) -> str:
+    """Write down how a run is to go on, and say what is lower than it began. RunFolderError for a run that is at work."""
+    with supervise.alone(folder):
         if gpus is not None:
             take(folder, gpus)
         lower = _lower(folder)
-        if lower and retry_fast:
+        undone = f"as it began: {lower} is undone" if lower and retry_fast else ""
+        if undone:
             folder.write_json("rung.json", {})
-            folder.event("resume", f"the run goes on as it began: {lower} is undone")
-        else:
-            folder.event("resume", "the run goes on")
-    if lower:
-        _say(f"still {lower} (--retry-fast undoes it)" if not retry_fast else f"as it began: {lower} is undone")
-    finish(folder, fallback=fallback)
+        folder.event("resume", f"the run goes on {undone}".rstrip())
+    return undone or (f"still {lower} (--retry-fast undoes it)" if lower else "")
 
 
 def _was_finished(folder: run_folder.RunFolder) -> bool:
     """Whether nothing was left to do; says so then, with verdict and report. RunFolderError where its recipe was edited."""
-    with supervise.folder_errors(folder):
-        if not saved.is_finished(folder):
-            return False
+    if not saved.is_finished(folder):
+        return False
+    with supervise.alone(folder):
         edited.take_over(folder, made=True)
     _say(f"run folder: {folder.path}\n\nthis run is finished, nothing is left to do")
     _conclude(folder)
@@ -162,7 +166,8 @@ def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
     if base_too:
         if not folder.read_json("task.json").get("adapter"):
             raise UsageError(f"`{folder.path}` evaluates no adapter", help="start one with --adapter and --base-too")
-        folder.update_json("task.json", base_too=True)
+        with supervise.alone(folder):
+            folder.update_json("task.json", base_too=True)
     if _was_finished(folder):
         return
     _may_start(folder.recipe(), trains=False)

@@ -57,7 +57,7 @@ def supervise(run: RunFolder, *, fallback: bool = True, limits: Limits | None = 
 
     The GPUs are those of plan.json, or what the ladder left of them.
     """
-    with folder_errors(run), _alone(run), _stops_are_interrupts(run):
+    with alone(run), _stops_are_interrupts(run):
         edited.take_over(run, made=any(_made(run)))
         _climb_down(run, fallback, limits or Limits())
 
@@ -270,8 +270,17 @@ def _is_complete(run: RunFolder) -> bool:
 
 
 @contextlib.contextmanager
-def _alone(run: RunFolder) -> Iterator[None]:
-    """Hold the run for this process: two workers in one folder would mix their files."""
+def alone(run: RunFolder) -> Iterator[None]:
+    """Hold the run for this process: whoever writes into its folder beside a worker would mix their files.
+
+    RunFolderError when it is held already, or cannot be read or written.
+    """
+    with folder_errors(run), _locked(run):
+        yield
+
+
+@contextlib.contextmanager
+def _locked(run: RunFolder) -> Iterator[None]:
     lock = (run.path / "lock").open("w")
     try:
         with contextlib.suppress(ImportError):  # Windows has no flock

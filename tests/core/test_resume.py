@@ -1,5 +1,6 @@
 """Where a resumed run goes on: on the path it ended on, or, when asked, on the one it began with."""
 
+import contextlib
 import gzip
 import json
 import shutil
@@ -69,6 +70,41 @@ def test_a_path_that_fails_again_is_left_again(run, monkeypatch):
     works(monkeypatch, broken="fp8-vllm")
     launch.resume(run.path, fallback=True, retry_fast=True)
     assert began(run) == ["fp8-vllm 8", "bf16-hf 8"]
+
+
+def contents(run):
+    """Every file of a run but its lock."""
+    return {f: f.read_bytes() for f in run.path.rglob("*") if f.is_file() and f.name != "lock"}
+
+
+@pytest.mark.parametrize(
+    "resume",
+    [
+        lambda run: launch.resume(run.path, fallback=True),
+        lambda run: launch.resume(run.path, fallback=True, retry_fast=True),
+        lambda run: launch.resume(run.path, fallback=True, gpus=(0,)),
+        lambda run: launch.resume_evaluation(run.path, base_too=True),
+    ],
+    ids=["as it was", "retry fast", "other GPUs", "the base too"],
+)
+@pytest.mark.parametrize("at_work", ["under a supervisor", "its supervisor was killed", "finishing"])
+def test_a_run_that_is_at_work_is_left_as_it_is(run, finished, resume, at_work):
+    """Else its own supervisor would begin its next worker, and its report, with what somebody else wrote there."""
+    at = finished if at_work == "finishing" else run
+    at.write_json("task.json", {"adapter": "a"})
+    if at_work == "its supervisor was killed":
+        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(at.path.resolve())])
+        at.write_json("heartbeat", {"doing": "update", "pid": worker.pid})
+        held = contextlib.ExitStack()
+        held.callback(worker.wait)
+        held.callback(worker.kill)
+    else:
+        held = supervise.alone(at)
+    with held:
+        before = contents(at)
+        with pytest.raises(RunFolderError, match="is at work already"):
+            resume(at)
+        assert contents(at) == before
 
 
 def test_a_run_that_never_went_down_is_told_nothing(run, capsys):
