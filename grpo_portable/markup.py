@@ -54,7 +54,7 @@ _STARS = re.compile(r"(?<![\w*])\*{1,3}(?=[^\s*])|(?<=[^\s*])\*{1,3}(?![\w*])")
 _UNDERLINES = re.compile(r"(?<!\w)_{1,3}(?=[^\s_])|(?<=[^\s_])_{1,3}(?!\w)")
 _SINGLE_QUOTES = re.compile(r"(?<![A-Za-z])['’‘]|['’‘](?![A-Za-z])")
 _BLANKED = str.maketrans(dict.fromkeys('`"“”„«»[]\u200b\u200c\u200d\u2060\ufeff\u00ad\u200e\u200f', " "))
-_BRACES = re.compile(r"\\(?:boxed|fbox)[ \t]{0,8}\{|\\.|[{}]", re.DOTALL)
+_BRACES = re.compile(r"\\\\?(?:boxed|fbox)[ \t]{0,8}\{|\\.|[{}]", re.DOTALL)  # one backslash, or two as JSON writes it
 
 
 def plain(text: str) -> str:

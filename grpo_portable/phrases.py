@@ -37,7 +37,7 @@ _CODES = r"(?:Rs\.?|USD|EUR|GBP|INR|JPY|CNY|RMB|AUD|CAD|CHF)"
 _CURRENCY = re.compile(rf"(?<![A-Za-z])(?:(?:US|CA|AU|HK|NZ|A|C|R|S)?[$£€¥₹₩₽¢₱₦฿₫₪]|{_CODES})\Z", re.I)
 _BLANKS = re.compile(r"\s{2,}")
 _UNIT_POWER = re.compile(
-    r"\b(units?|miles?|yards?|feet|foot|inch(?:es)?|met(?:er|re)s?|[cmk]?m|ft|in|yd|mi)(?:\s?\^\s?[23]\b|[²³])"
+    r"\b(units?|miles?|yards?|feet|foot|inch(?:es)?|met(?:er|re)s?|[cmk]?m|ft|in|yd|mi|(?<=/)s)(?:\s?\^\s?[23]\b|[²³])"
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
 _ASIDE = re.compile(r"\(([^()]*)\)")
@@ -68,7 +68,8 @@ _BEFORE = (
     ),
     (
         "an expression",
-        r"(?:[+*×÷/·⋅&@#%]|\b(?:sqrt|root|root of|log|ln|exp|sin|cos|tan|half|half of|twice|double|triple))",
+        r"(?:[+*×÷/·⋅&@#%]|\b(?:sqrt|root|log|ln|exp|sin|cos|tan|half|twice|double|triple)"
+        r"|\b(?:root|half|third|quarter|fifth|tenth|negative|opposite|inverse|reciprocal|square|cube|factorial|multiple)s? of)",
     ),
     ("a label", r"\b(?:steps?|part|case|method|example|question|problem|section|equation|figure|table|phase|exercise)"),
     ("a second number in words", rf"\b{_NUMBER_WORD}(?:\s?(?:[,{DASHES}{_DASH}/]|{_JOINT}))?"),
@@ -83,7 +84,10 @@ _AFTER = (
         rf"|[\s-]*and[\s-](?:(?:an?|one|{_NUMBER_WORD})[\s-])?(?:half|thirds?|quarters?|(?:four|fif|six|seven|eigh|nin|ten)ths?)\b",
     ),
     ("a magnitude", r"\s*(?:bn|mn|mln|mio|mrd|mil|doz|grand|gross|per mille|(?-i:[kKMBT]))(?![\w'&])|‰"),
-    ("an expression", r"\s*(?:[+*×÷·⋅]|(?:pi|sqrt|log|ln|sin|cos|tan|mod)\b)"),
+    (
+        "an expression",
+        r"\s*(?:[+*×÷·⋅]|(?:pi|sqrt|log|ln|sin|cos|tan|mod|halved|doubled|tripled|factorial|negative)\b)",
+    ),
     ("a variable", r"\s*(?-i:[Α-ωb-fijnp-rt-zNXYZ])(?![\w'’]|\.[a-z])"),
     (
         "a second number in words",
@@ -99,7 +103,7 @@ _REFUSED_AFTER = tuple((reason, re.compile(pattern, re.I)) for reason, pattern i
 _OPERATOR = re.compile(r"[+*×÷·⋅]")
 _ATTACHED = re.compile(
     r"(?:st|nd|rd|th|kg|mg|g|lbs?|oz|km|cm|mm|ft|in|yds?|mi|mph|kmh|kph|m[lL]|cl|L|hrs?|h|mins?|secs?|ms|am|pm|AM|PM"
-    r"|kcal|kWh|[A-Za-z]{4,})(?![A-Za-z0-9])"
+    r"|kcal|kWh|kW|[kMG]?Hz|[kKMGT][bB](?:ps)?|[A-Za-z]{4,})(?![A-Za-z0-9])"
 )
 _PER = re.compile(r"\s*/\s*(?:[A-Za-z]{2}|[hsdm]\b)")
 _HYPHENATED = re.compile(rf"[{DASHES}](?:[A-Za-z]{{2}})|\s+[{DASHES}{_DASH}]\s+[A-Za-z]{{2}}|[{_DASH}]\s+[A-Za-z]{{2}}")

@@ -179,6 +179,8 @@ BOXED = [
     ("\\boxed{18}!", "18"),
     ("\\boxed{18\\!}", "18"),
     ("\\boxed {18}", "18"),
+    ("\\\\boxed{18}", "18"),  # as JSON writes a backslash
+    ("5 \\\\\\boxed{18}", "18"),  # a line break, then the box
     ("\\boxed{5} and \\boxed{18}", "18"),
     ("\\boxed{5} and \\boxed{18", "5"),
     ("\\boxed{\\fbox{18}}", "18"),
@@ -231,6 +233,9 @@ FREE = [
     ("so it took 1 1/2 hours", "1.5"),
     ("it is now -4", "-4"),
     ("5 - 9 = -4", "-4"),
+    ("it weighs 1.5e3 grams", "1500"),
+    ("it weighs 2E-1", "0.2"),
+    ("in room 1e3f", None),
     ("from 5 to -4", None),
     ("she has 5 or 18", None),
     ("18-20", None),
