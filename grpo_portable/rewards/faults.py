@@ -23,7 +23,8 @@ def guarded(fn: Callable[..., Any], on_fault: OnFault) -> Reward:
 
     A batch that raises or has the wrong length is scored again one sample at a time, so that only those at fault are
     lost; a reward that must see the whole batch says so with the attribute `whole_batch = True` and loses all of it.
-    Columns that the function does not name are not passed to it; coroutine functions are awaited.
+    Columns that the function does not name are not passed to it, and lists as copies: what it does to them no other
+    reward sees. Coroutine functions are awaited.
     """
     name = getattr(fn, "__name__", type(fn).__name__)
     call = _caller(fn)
@@ -92,7 +93,8 @@ def _caller(fn: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
     is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
     def call(batch: dict[str, Any]) -> Any:
-        result = fn(**{key: value for key, value in batch.items() if takes_all or key in named})
+        given = {key: value for key, value in batch.items() if takes_all or key in named}
+        result = fn(**{key: list(value) if isinstance(value, list) else value for key, value in given.items()})
         return asyncio.run(result) if is_async else result
 
     return call
@@ -105,10 +107,17 @@ def _attempt(call: Callable[[dict[str, Any]], Any], batch: dict[str, Any], n: in
     except (GrpoPortableError, KeyboardInterrupt):  # the second is a wish to stop
         raise
     except BaseException as error:  # a reward is somebody else's code: it may call sys.exit, or cancel itself
-        return None, f"raised {type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        return None, f"raised {type(error).__name__}: {_text(error)}"
     if len(values) != n:
         return None, f"returned {len(values)} rewards for {n} completions"
     return values, ""
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return " ".join(str(error).split())[:120]
+    except Exception:  # the error is somebody else's code too
+        return "(an error that cannot be told)"
 
 
 def _row(batch: dict[str, Any], index: int, n: int) -> dict[str, Any]:

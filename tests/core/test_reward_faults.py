@@ -69,6 +69,29 @@ def test_a_reward_that_would_end_the_process_is_at_fault_like_any_other(error: B
         assert [(index, why) for _, index, why in faults] == [(2, told)]
 
 
+def test_an_error_that_cannot_be_told_is_a_fault_like_any_other() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    def raises(**_: object) -> list[float]:
+        raise Mute
+
+    values, faults = run(raises, n=1)
+    assert values == [None]
+    assert faults == [("raises", 0, "raised Mute: (an error that cannot be told)")]
+
+
+def test_what_a_reward_does_to_its_lists_the_next_one_does_not_see() -> None:
+    def takes_all(completions: list, gold: list, **_: object) -> list[float]:
+        gold.sort()
+        return [float(completions.pop(0)) for _ in range(2)]
+
+    completions, gold = [1, 2], ["b", "a"]
+    values = guarded(takes_all, lambda *_: None)(prompts=["q"] * 2, completions=completions, gold=gold)
+    assert (values, completions, gold) == ([1.0, 2.0], [1, 2], ["b", "a"])
+
+
 def test_a_wish_to_stop_is_no_fault_of_the_reward() -> None:
     def stopped(**_: object) -> list[float]:
         raise KeyboardInterrupt
@@ -151,10 +174,11 @@ def test_advantages_by_hand() -> None:
 
 
 def test_an_unscored_sample_moves_nobody() -> None:
-    with_hole = group_advantages([1.0, None, 0.0, 0.0, float("nan"), 1.0], 6)
     without = group_advantages([1.0, 0.0, 0.0, 1.0], 4)
-    assert [with_hole[i] for i in (0, 2, 3, 5)] == without
-    assert (with_hole[1], with_hole[4]) == (0.0, 0.0)
+    for hole in (None, float("nan"), float("inf"), -float("inf")):
+        with_hole = group_advantages([1.0, hole, 0.0, 0.0, hole, 1.0], 6)
+        assert [with_hole[i] for i in (0, 2, 3, 5)] == without
+        assert (with_hole[1], with_hole[4]) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
@@ -174,7 +198,7 @@ def test_batch_scale_divides_by_the_spread_of_all_scored() -> None:
 
 
 def test_a_partly_scored_sample_is_not_compared() -> None:
-    assert total([[1.0, None, 0.0], [0.25, 0.25, float("nan")]]) == [1.25, None, None]
+    assert total([[1.0, None, 0.0, 1.0], [0.25, 0.25, float("nan"), float("inf")]]) == [1.25, None, None, None]
     assert total([[1.0, 2.0], [3.0, 4.0]], [1.0, 0.5]) == [2.5, 4.0]
 
 
