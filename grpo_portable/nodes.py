@@ -1,11 +1,13 @@
 """Several machines: the accelerate configuration and the Slurm script of a run, as text. Pure.
 
 One launcher runs on each node and starts one process a GPU; all of them share the run folder, which must lie on a file system
-that every node sees. Slurm takes the supervisor's place: a job that was ended is started again and goes on from its files.
+that every node sees. Slurm takes the supervisor's place: a job that was ended is started again and goes on from its files. The script
+holds the run's lock, as a supervisor does.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 
@@ -52,7 +54,7 @@ def slurm_script(cluster: Cluster, run: str, *, name: str = "grpo-portable") -> 
     """
     folder = shlex.quote(run)
     return f"""#!/bin/bash
-#SBATCH --job-name={name}
+#SBATCH --job-name={_word(name)}
 #SBATCH --nodes={cluster.nodes}
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node={cluster.gpus}
@@ -60,7 +62,7 @@ def slurm_script(cluster: Cluster, run: str, *, name: str = "grpo-portable") -> 
 #SBATCH --time={cluster.hours}:00:00
 #SBATCH --requeue
 #SBATCH --signal=TERM@120
-#SBATCH --output={run}/slurm-%j.log
+#SBATCH --output={_word(run.replace("%", "%%"))}/slurm-%j.log
 # --signal: two minutes before the end every process is asked to save and go
 set -eu
 RUN={folder}
@@ -68,6 +70,14 @@ export CUDA_DEVICE_ORDER=PCI_BUS_ID TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERE
 export VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_USE_FLASHINFER_SAMPLER=0
 # where the first network found is not the one between the nodes:
 # export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
+# one at a time in the run folder, also beside `train --resume`; a file system without locks has no such guard
+exec 9>>"$RUN/lock"
+if flock --nonblock --conflict-exit-code 75 9; then
+  echo "Slurm job $SLURM_JOB_ID" >"$RUN/lock"
+elif [ $? -eq 75 ]; then
+  echo "$RUN is at work already ($(cat "$RUN/lock"))" >&2
+  exit 1
+fi
 HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 rm -f "$RUN/failure.json"
 srun --kill-on-bad-exit=1 bash -c '
@@ -76,3 +86,8 @@ srun --kill-on-bad-exit=1 bash -c '
     -m grpo_portable.worker "$0"' "$RUN" "$HEAD"
 grpo-portable report "$RUN"
 """
+
+
+def _word(text: str) -> str:
+    """The text as one word of an #SBATCH line, which sbatch reads with a shell's backslashes."""
+    return re.sub(r"[^\w@%+=:,./-]", r"\\\g<0>", text)

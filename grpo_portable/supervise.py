@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from doctor.privacy import clean
 from doctor.spread import most_sharing
@@ -281,24 +281,30 @@ def alone(run: RunFolder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(run: RunFolder) -> Iterator[None]:
-    lock = (run.path / "lock").open("w")
-    try:
-        with contextlib.suppress(ImportError):  # Windows has no flock
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if pids := _beating(run):  # their supervisor was killed; they work on and save
-            raise BlockingIOError(f"process {', '.join(map(str, pids))}")
-    except BlockingIOError as error:
-        lock.close()
-        raise RunFolderError(
-            f"`{run.path}` is at work already" + (f" ({error})" if "process" in str(error) else ""),
-            help="wait for it or end it, then use --resume",
-        ) from None
-    try:
+    with (run.path / "lock").open("ab+", buffering=0) as lock:
+        working = [f"process {pid}" for pid in _beating(run)]  # whose supervisor was killed; they work on and save
+        if holder := _held_by(lock) or ", ".join(working):
+            raise RunFolderError(
+                f"`{run.path}` is at work already ({holder})", help="wait for it or end it, then use --resume"
+            )
+        with contextlib.suppress(OSError):  # who it is helps a reader; the lock is held without it
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()}\n".encode())
         yield
-    finally:
-        lock.close()
+
+
+def _held_by(lock: BinaryIO) -> str:
+    """Who holds a lock, by its own words in the file: a process, or a job of Slurm; "" once it is ours."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no flock
+        return ""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        return lock.read(200).decode("utf-8", "replace").strip() or "another process"
+    return ""
 
 
 @contextlib.contextmanager

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from machine_cases import CU130, OK, card, failed, machine, torch
 
-from grpo_portable import job, nodes
-from grpo_portable.errors import PathClosed, UsageError
-from grpo_portable.run import open_run
+from grpo_portable import job, nodes, supervise
+from grpo_portable.errors import PathClosed, RunFolderError, UsageError
+from grpo_portable.recipe import Recipe
+from grpo_portable.run import RunFolder, create, open_run
 
 TWO = nodes.Cluster(nodes=2, gpus=4, hours=3)
 
@@ -50,6 +55,66 @@ def test_bash_reads_the_script_and_it_asks_for_what_it_starts(tmp_path: Path) ->
     for wanted in ("--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=4", "--time=3:00:00"):
         assert f"#SBATCH {wanted}\n" in text
     assert shutil.which("bash") and "RUN='a run'" in text  # quoted, whatever the folder is called
+
+
+@pytest.mark.parametrize(
+    ("run", "name", "log"),
+    [
+        ("runs/one", "one", "runs/one/slurm-%j.log"),
+        ("a run's folder", "my run", "a run's folder/slurm-%j.log"),
+        ('with "quotes" #1', "a#b", 'with "quotes" #1/slurm-%j.log'),
+        ("100%j", "x", "100%%j/slurm-%j.log"),  # sbatch's own escape
+    ],
+)
+def test_sbatch_reads_whole_names(run: str, name: str, log: str) -> None:
+    """It reads an #SBATCH line as a shell reads words."""
+    lines = nodes.slurm_script(TWO, run, name=name).splitlines()
+    words = [word for line in lines if line.startswith("#SBATCH ") for word in shlex.split(line[8:], comments=True)]
+    assert f"--output={log}" in words and f"--job-name={name}" in words
+    assert all(word.startswith("--") for word in words)
+
+
+@pytest.fixture
+def job_of(tmp_path: Path) -> Callable[[RunFolder], subprocess.Popen[str]]:
+    """Starts the batch script of a run as Slurm would; its srun writes `begun` and waits for `go`."""
+    srun = 'touch "${@: -2:1}/begun"; while ! [ -e "${@: -2:1}/go" ]; do sleep 0.05; done'
+    (tmp_path / "bin").mkdir()
+    for name, does in {"srun": srun, "scontrol": "echo first", "grpo-portable": "true"}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-2]", "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+
+    def start(run: RunFolder) -> subprocess.Popen[str]:
+        words = ["bash", "-c", nodes.slurm_script(TWO, str(run.path))]
+        return subprocess.Popen(words, env=os.environ | slurm, stderr=subprocess.PIPE, text=True)
+
+    return start
+
+
+@pytest.mark.skipif(not shutil.which("flock"), reason="flock is not installed")
+def test_a_job_at_work_holds_its_run(job_of: Callable[[RunFolder], subprocess.Popen[str]], tmp_path: Path) -> None:
+    run = create(tmp_path / "a run", Recipe())
+    job = job_of(run)
+    end = time.monotonic() + 30
+    while not (run.path / "begun").exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    with pytest.raises(RunFolderError, match=r"is at work already \(Slurm job 77\)"), supervise.alone(run):
+        pass
+    (run.path / "go").touch()
+    assert job.wait(30) == 0
+    with supervise.alone(run):
+        pass
+
+
+@pytest.mark.skipif(not shutil.which("flock"), reason="flock is not installed")
+def test_a_job_leaves_a_run_at_work_alone(job_of: Callable[[RunFolder], subprocess.Popen[str]], tmp_path: Path) -> None:
+    run = create(tmp_path / "run", Recipe())
+    (run.path / "failure.json").write_text("{}")
+    with supervise.alone(run):
+        job = job_of(run)
+        _, said = job.communicate(timeout=30)
+    assert job.returncode == 1 and f"is at work already (process {os.getpid()})" in said
+    assert (run.path / "failure.json").exists() and not (run.path / "begun").exists()
 
 
 def test_both_files_lie_in_a_run_folder_that_is_ready(tmp_path: Path) -> None:

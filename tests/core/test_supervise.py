@@ -277,7 +277,7 @@ def test_two_supervisors_never_share_a_folder(tmp_path):
     try:
         with pytest.raises(RunFolderError) as caught:
             supervise.supervise(open_run(tmp_path / "run"))
-        assert "at work already" in str(caught.value)
+        assert f"at work already (process {first.pid})" in str(caught.value)
     finally:
         first.send_signal(signal.SIGTERM)
         first.communicate(timeout=30)
