@@ -135,9 +135,6 @@ def bootstrap(
     from grpo_portable.layout import PaddedRight
     from grpo_portable.quick_updates import QuickUpdates
     from grpo_portable.saving import Saving, UpdateMark
-    from grpo_portable.trl_trainer import score_labels_only
-
-    score_labels_only()
 
     class Quiet(QuickUpdates, Saving, SFTTrainer):
         own_layers = recipe.backend == "unsloth"

@@ -10,6 +10,7 @@ import torch
 from grpo_portable import policy
 from grpo_portable.few_kernels import few_kernels, fused_attention
 from grpo_portable.shard import is_spread
+from grpo_portable.trl_trainer import short_ways
 from grpo_portable.walks import short_walks
 
 
@@ -30,7 +31,7 @@ class QuickUpdates:
         self._trained = policy.trainable(self.model)
         try:
             attention = fused_attention(self.accelerator.device)
-            with short_walks(self.model), attention, self._kernels() as replaced:
+            with short_ways(), short_walks(self.model), attention, self._kernels() as replaced:
                 if replaced is not None:
                     self._note_replaced(replaced)
                 return super().train(*args, **named)  # type: ignore[misc]

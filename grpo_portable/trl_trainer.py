@@ -1,16 +1,14 @@
-"""TRL's GRPOTrainer, imported without vLLM, and its LM head, which scores nothing in vain on any device.
+"""TRL's GRPOTrainer, imported without vLLM, and the short ways it is made to take while it trains.
 
 TRL imports vLLM with its trainer wherever it is installed. It is never asked to use it here, and a vLLM that cannot be
 imported, or is newer than TRL knows, would take down the very paths that run without it.
-
-Its fused head leaves prompts and padding out where Triton runs, and multiplies them by the whole vocabulary elsewhere, so that
-compilers of accelerators not used here see the same shapes. On a CPU that was a fifth of a bootstrap step of SmolLM2.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _imports: Any = importlib.import_module("trl.import_utils")  # `trl` itself hands out its modules' classes only
@@ -22,24 +20,33 @@ finally:
     _imports.is_vllm_available = _told
 
 
-def score_labels_only() -> None:
-    """Let TRL's fused head pick out the positions with a label before its products, whatever the device."""
-    head: Any = importlib.import_module("trl.trainer.utils")
-    if hasattr(head, "_use_triton"):  # asked there for nothing else; which kernels run is asked in trl.kernels
-        head._use_triton = lambda device: True
+SHORT_WAYS: tuple[tuple[str, str, Callable[..., Any]], ...] = (  # module, name there, what it is while training goes on
+    # The fused head leaves prompts and padding out where Triton runs, and multiplies them by the whole vocabulary elsewhere, so
+    # that compilers of accelerators not used here see the same shapes: on a CPU a fifth of a bootstrap step of SmolLM2. This
+    # module asks for nothing else with it; which kernels run is asked in trl.kernels. TRL 1.15 leaves them out everywhere.
+    ("trl.trainer.utils", "_use_triton", lambda device: True),
+    # Scoring a rollout switches gradient checkpointing off and on again, two walks through all modules a step, for the sake of
+    # a warning of `use_reentrant=True`; `arguments.py` asks for False.
+    (
+        "trl.trainer.grpo_trainer",
+        "disable_gradient_checkpointing",
+        lambda model, kwargs=None: contextlib.nullcontext(),
+    ),
+)
 
 
-def leave_checkpointing_alone() -> None:
-    """Let TRL score a rollout without switching gradient checkpointing off and on again, two walks through all modules a step.
+@contextlib.contextmanager
+def short_ways() -> Iterator[list[str]]:
+    """Inside, TRL takes its short ways; gives the names it has here. Without one of them it is slower and nothing else."""
+    taken = []
+    with contextlib.ExitStack() as stack:
+        for module, name, instead in SHORT_WAYS:
+            home: Any = importlib.import_module(module)
+            if hasattr(home, name):
+                stack.callback(setattr, home, name, getattr(home, name))
+                setattr(home, name, instead)
+                taken.append(name)
+        yield taken
 
-    It does so for the sake of a warning of `use_reentrant=True`; `arguments.py` asks for False.
-    """
-    trainer: Any = importlib.import_module("trl.trainer.grpo_trainer")
-    if hasattr(trainer, "disable_gradient_checkpointing"):
-        trainer.disable_gradient_checkpointing = lambda model, kwargs=None: contextlib.nullcontext()
 
-
-score_labels_only()
-leave_checkpointing_alone()
-
-__all__ = ["GRPOTrainer"]
+__all__ = ["GRPOTrainer", "short_ways"]

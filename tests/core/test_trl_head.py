@@ -1,5 +1,6 @@
 """TRL's fused LM head: a plain softmax's log-probabilities, at the cost of the positions with a label, on a CPU too."""
 
+import pytest
 import tiny
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -12,15 +13,17 @@ LABELS = torch.tensor(
 )  # a prompt and an answer; a shorter answer, padded
 
 
-def head():
-    trl_trainer.score_labels_only()
-    model = tiny.model()
-    add_fused_lm_head(model, temperature=0.5)
-    return model
+@pytest.fixture
+def model():
+    """A model with TRL's head, as it is while training goes on."""
+    made = tiny.model()
+    add_fused_lm_head(made, temperature=0.5)
+    with trl_trainer.short_ways():
+        yield made
 
 
-def test_values_and_gradients_are_those_of_a_plain_softmax():
-    model, ids = head(), LABELS.clamp(min=3)
+def test_values_and_gradients_are_those_of_a_plain_softmax(model):
+    ids = LABELS.clamp(min=3)
     fused = model(input_ids=ids, labels=LABELS, fused_lm_head=True).log_probs
     plain = (model(input_ids=ids).logits[:, :-1] / 0.5).log_softmax(-1)
     plain = plain.gather(-1, LABELS[:, 1:].clamp(min=0).unsqueeze(-1)).squeeze(-1) * (LABELS[:, 1:] != -100)
@@ -30,8 +33,8 @@ def test_values_and_gradients_are_those_of_a_plain_softmax():
     assert torch.allclose(of_fused, of_plain, atol=1e-5)
 
 
-def test_prompt_and_padding_cost_no_product_with_the_vocabulary():
-    model, ids = head(), LABELS.clamp(min=3)
+def test_prompt_and_padding_cost_no_product_with_the_vocabulary(model):
+    ids = LABELS.clamp(min=3)
 
     def flops(labels):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -43,8 +46,7 @@ def test_prompt_and_padding_cost_no_product_with_the_vocabulary():
     assert flops(everywhere) - flops(LABELS) == 2 * (8 - 5) * vocabulary * hidden
 
 
-def test_a_micro_batch_without_any_label_has_a_gradient_of_zero():
-    model = head()
+def test_a_micro_batch_without_any_label_has_a_gradient_of_zero(model):
     none = torch.full_like(LABELS, -100)
     model(input_ids=LABELS.clamp(min=3), labels=none, fused_lm_head=True).log_probs.sum().backward()
     assert model.model.layers[0].self_attn.q_proj.weight.grad.abs().max() == 0
