@@ -26,7 +26,7 @@ COMPUTE_BOUND_TOKENS = 2048  # tokens in a pass from which the arithmetic is the
 LAUNCH_PRODUCTS = 2.7e11
 LAUNCH_MARGIN = 2  # arithmetic should take this many times as long as the launches, since both are estimates
 NO_SLOWER = 1.1  # of the settings whose update should take at most this times the fastest one's, the smallest is taken
-HEADROOM = 0.92  # share of free memory that settings beyond the smallest may fill
+HEADROOM = 0.92  # share of free memory that may be planned away beyond the smallest setting
 PREFILL_TOKENS = {"cuda": 16384, "cpu": 4096}  # prompt tokens the engine runs at once (rollout/decoder.py)
 KV_BUCKET = 64  # the static cache's length is a multiple of this (rollout/decoder.py: capacity_for)
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from doctor.memory import GIB, ledger, weight_bytes
+from doctor.memory import GIB, HEADROOM, ledger, weight_bytes
 from doctor.shapes import Shape, shape_of
 from grpo_portable import policy
 from grpo_portable.errors import EngineError, EngineUnsupported
@@ -249,8 +249,8 @@ def _believed(
     update = sum(parts.get(name, 0.0) for name in ("activations", "logits"))
     gib = {**planned.gib, "kv_cache": planned.gib["kv_cache"] + more}
     engine = sum(gib.values())
-    share = min(engine, vllm_settings.HEADROOM * free_gib - lasting) / total_gib
-    tight = engine + lasting + update > vllm_settings.HEADROOM * free_gib
+    share = min(engine, HEADROOM * free_gib - lasting) / total_gib
+    tight = engine + lasting + update > HEADROOM * free_gib
     if tight and not planned.sleeps:
         reason = f"Unsloth takes {engine:.1f} GiB for its engine, and the update needs {lasting + update:.1f} of {free_gib:.1f}"
         return replace(planned, gib=gib, share=round(share, 4), sleeps=True, reason=reason)

@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from doctor.memory import GIB, Setting, ledger
+from doctor.memory import GIB, HEADROOM, Setting, ledger
 from doctor.shapes import Shape
 from grpo_portable.errors import EngineError, EngineUnsupported
 from grpo_portable.recipe import Recipe
 
 BLOCK = 16  # tokens in a block of vLLM's KV cache
-HEADROOM = 0.92  # share of the free memory that may be planned away
 BATCHED_TOKENS = 8192  # prompt tokens in one forward pass
 FP8_BLOCK = 128  # vllm/model_executor/layers/quantization/utils/fp8_utils.py: group_size
 FP8 = {"row": "fp8_per_channel", "block": "fp8_per_block", "tensor": "fp8_per_tensor"}  # vllm/config/quantization.py

@@ -11,8 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doctor.memory import KV_BUCKET
-from grpo_portable.rollout.decoder import capacity_for
 from grpo_portable.rollout.family import read
 from grpo_portable.rollout.kv import Cache, runs
 from grpo_portable.rollout.schedule import bucket_of, plan, row_buckets
@@ -101,8 +99,3 @@ def test_a_copied_row_holds_the_span_and_nothing_else_moves(head_dim: int, dtype
     cache.copy([3, 3], [0, 1], 5)
     assert torch.equal(cache.all[:, :2, :5], before[:, 3:, :5].expand(-1, 2, -1, -1, -1))
     assert torch.equal(cache.all[:, :2, 5:], before[:, :2, 5:]) and torch.equal(cache.all[:, 2:], before[:, 2:])
-
-
-def test_the_doctor_counts_the_positions_that_a_row_is_given() -> None:
-    for longest in (1, 63, 64, 127, 768, 832, 4096):
-        assert capacity_for(longest) == -(-(longest + 1) // KV_BUCKET) * KV_BUCKET
