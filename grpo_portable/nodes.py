@@ -1,8 +1,8 @@
 """Several machines: the accelerate configuration and the Slurm script of a run, as text. Pure.
 
 One launcher runs on each node and starts one process a GPU; all of them share the run folder, which must lie on a file system
-that every node sees. Slurm takes the supervisor's place: a job that was ended is started again and goes on from its files. The script
-holds the run's lock, as a supervisor does.
+that every node sees. Slurm takes the supervisor's place: a job that was ended is started again and goes on from its files. The
+script holds the run's lock, as a supervisor does.
 """
 
 from __future__ import annotations

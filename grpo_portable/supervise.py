@@ -9,6 +9,7 @@ wall clock may jump.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -35,6 +36,7 @@ AGAIN_S = 1.0  # a second Ctrl-C this soon is the first one's echo: a shell and 
 KILL_LIMIT_S = 30.0  # from SIGKILL until the process is gone
 LOG_TAIL_BYTES = 20_000
 LEAST_ROOM_BYTES = 1 << 20  # below this a worker that could not say why it ended is taken to have filled the disk
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # a file system that has none, as clusters' may be mounted
 MAX_STARTS = 40  # without a step or an answer in between
 CPU_PROCESSES = (
     "GRPO_PORTABLE_CPU_PROCESSES"  # environment variable, for tests: several ranks on a machine without GPUs
@@ -294,7 +296,7 @@ def _locked(run: RunFolder) -> Iterator[None]:
 
 
 def _held_by(lock: BinaryIO) -> str:
-    """Who holds a lock, by its own words in the file: a process, or a job of Slurm; "" once it is ours."""
+    """Who holds a lock, by its own words in the file: a process, or a job of Slurm; "" once it is ours or can be nobody's."""
     try:
         import fcntl
     except ImportError:  # Windows has no flock
@@ -304,6 +306,9 @@ def _held_by(lock: BinaryIO) -> str:
     except BlockingIOError:
         lock.seek(0)
         return lock.read(200).decode("utf-8", "replace").strip() or "another process"
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
     return ""
 
 

@@ -283,6 +283,15 @@ def test_two_supervisors_never_share_a_folder(tmp_path):
         first.communicate(timeout=30)
 
 
+@pytest.mark.parametrize("number", supervise.NO_LOCKS)
+def test_a_file_system_without_locks_ends_no_run(start, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert (start("done").path / "starts").read_text() == "1"
+
+
 def test_a_worker_whose_supervisor_was_killed_is_not_doubled(tmp_path):
     first = parent(tmp_path / "run", "save:")
     first.kill()
