@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -14,11 +13,13 @@ import numpy as np
 import torch
 
 from doctor.probes_host import available_gib
-from grpo_portable.errors import DataError, EngineError, EngineUnsupported
+from grpo_portable.errors import EngineError, EngineUnsupported
 from grpo_portable.rollout import delta, fp8, fused, kv
 from grpo_portable.rollout.decoder import STEPS, Decoder, capacity_for
 from grpo_portable.rollout.family import read, unwrap
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling, TokenIds, silent
+from grpo_portable.rollout.reference import ReferenceRollout
+from grpo_portable.rollout.requests import check
 from grpo_portable.rollout.sampler import Drawing, drawing_of, uniform
 from grpo_portable.rollout.schedule import Schedule, plan, row_buckets
 from grpo_portable.rollout.stops import StopStrings
@@ -39,8 +40,6 @@ def make(model: Any, tokenizer: Any, *, rows: int, copy: str = "auto", dtype: to
     except EngineUnsupported as unsupported:
         if copy == "fp8":
             raise
-        from grpo_portable.rollout.reference import ReferenceRollout
-
         return ReferenceRollout(model, tokenizer, rows=rows, because=str(unsupported))
 
 
@@ -295,37 +294,6 @@ def _quietly(device: torch.device) -> Iterator[None]:
             return
         with torch.cuda.device(device):
             yield
-
-
-def check(prompts: Sequence[TokenIds], n: int, sampling: Sampling, context: int, vocab: int) -> None:
-    """Raise DataError for a request no engine can serve."""
-    if n < 1 or sampling.max_tokens < 1:
-        raise DataError(
-            f"{n} completions of at most {sampling.max_tokens} tokens were asked for",
-            help="ask for at least one of each",
-        )
-    if not (
-        0 <= sampling.temperature < math.inf
-        and 0 < sampling.top_p <= 1
-        and sampling.top_k >= 0
-        and 0 <= sampling.min_p <= 1
-    ):
-        raise DataError(f"{sampling} is outside the range of its values")
-    if sampling.repetition_penalty <= 0:
-        raise DataError(f"a repetition penalty of {sampling.repetition_penalty} is not above 0")
-    for index, prompt in enumerate(prompts):
-        if len(prompt) == 0:
-            raise DataError(
-                f"prompt {index} is empty", because="there is no token to continue", help="check the prompt template"
-            )
-        if len(prompt) >= context:
-            raise DataError(
-                f"prompt {index} has {len(prompt)} tokens and leaves no room for an answer",
-                because=f"the context is {context} tokens",
-                help="lower max_prompt_tokens",
-            )
-        if min(prompt) < 0 or max(prompt) >= vocab:
-            raise DataError(f"prompt {index} holds a token id outside the vocabulary of {vocab}")
 
 
 def _tuple(value: Any) -> tuple:

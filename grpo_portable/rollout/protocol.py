@@ -42,7 +42,11 @@ class Completion:
 
 
 class Rollout(Protocol):
-    """An engine bound to one policy. Raises EngineError (or EngineUnsupported) and nothing else of its own."""
+    """An engine bound to one policy.
+
+    Of its own it raises EngineError (or EngineUnsupported), after which a lower path may go on, and a UsageError where none
+    could: DataError for a request that no engine can serve (`requests.check`), ServerError for a server set up otherwise.
+    """
 
     name: str
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from grpo_portable.errors import EngineError
-from grpo_portable.rollout.portable import check
 from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent
+from grpo_portable.rollout.requests import check
 from grpo_portable.rollout.stops import StopStrings
 
 

@@ -25,8 +25,8 @@ from grpo_portable.errors import EngineError, EngineUnsupported, GrpoPortableErr
 from grpo_portable.processes import Processes, here
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import served, server_request, vllm_adapter
-from grpo_portable.rollout.portable import check
 from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent
+from grpo_portable.rollout.requests import check
 from grpo_portable.rollout.scratch import Scratch
 from grpo_portable.rollout.server_client import KEY, Client, Refused
 from grpo_portable.rollout.stops import StopStrings

@@ -29,8 +29,8 @@ from grpo_portable.errors import EngineError, EngineUnsupported
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import finished, vllm_adapter, vllm_settings
 from grpo_portable.rollout.contained import engine_errors, undisturbed
-from grpo_portable.rollout.portable import check
 from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent
+from grpo_portable.rollout.requests import check
 from grpo_portable.rollout.scratch import Scratch
 from grpo_portable.rollout.stops import StopStrings
 

@@ -45,7 +45,7 @@ LAYERS = {
         "errors answers",
     ),
     "policy": Layer("policy prompts cuts shard", "errors answers recipe run embedded data"),
-    "protocol": Layer("rollout rollout.protocol rollout.stops"),
+    "protocol": Layer("rollout rollout.protocol rollout.requests rollout.stops", "errors"),
     "portable": Layer(
         "rollout.portable rollout.reference rollout.decoder rollout.schedule rollout.family rollout.forward "
         "rollout.attention rollout.kv rollout.graphs rollout.sampler rollout.fused rollout.kernels rollout.skinny "
@@ -60,7 +60,7 @@ LAYERS = {
     ),
     "server": Layer(
         "rollout.server rollout.served rollout.server_request rollout.server_client",
-        "errors recipe run policy protocol portable vllm",
+        "errors recipe run policy protocol vllm",
     ),
     "updates": Layer("agreement lora_product few_kernels walks layout", "portable"),
     "engines": Layer(

@@ -1,0 +1,40 @@
+"""What every engine asks of a request before it serves it. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from grpo_portable.errors import DataError
+from grpo_portable.rollout.protocol import Sampling, TokenIds
+
+
+def check(prompts: Sequence[TokenIds], n: int, sampling: Sampling, context: int, vocab: int) -> None:
+    """Raise DataError for a request no engine can serve."""
+    if n < 1 or sampling.max_tokens < 1:
+        raise DataError(
+            f"{n} completions of at most {sampling.max_tokens} tokens were asked for",
+            help="ask for at least one of each",
+        )
+    if not (
+        0 <= sampling.temperature < math.inf
+        and 0 < sampling.top_p <= 1
+        and sampling.top_k >= 0
+        and 0 <= sampling.min_p <= 1
+    ):
+        raise DataError(f"{sampling} is outside the range of its values")
+    if sampling.repetition_penalty <= 0:
+        raise DataError(f"a repetition penalty of {sampling.repetition_penalty} is not above 0")
+    for index, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise DataError(
+                f"prompt {index} is empty", because="there is no token to continue", help="check the prompt template"
+            )
+        if len(prompt) >= context:
+            raise DataError(
+                f"prompt {index} has {len(prompt)} tokens and leaves no room for an answer",
+                because=f"the context is {context} tokens",
+                help="lower max_prompt_tokens",
+            )
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            raise DataError(f"prompt {index} holds a token id outside the vocabulary of {vocab}")
