@@ -75,6 +75,7 @@ _TAKEN_BACK = re.compile(
 )
 _CLAUSE = re.compile(r",?\s(?:because|since)\b", re.I)
 _TAGS = re.compile("|".join(map(re.escape, (OPEN_SOLUTION, CLOSE_SOLUTION))))
+_FORMULA = re.compile(r"\s*(?:\${1,2}[^$]+\${1,2}|\\\(.+\\\)|\\\[.+\\\])[\s.]*")  # a line that is nothing else
 _PLAIN_NUMBER = re.compile(r"[-−]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?(?:/[0-9]+)?")
 
 
@@ -252,7 +253,7 @@ def _is_plain_number(text: str) -> bool:
 
 
 def _marked(text: str) -> str | None:
-    """The phrase after the last marker: the rest of its line, or the next line if that is only a number."""
+    """The phrase after the last marker: the rest of its line, or the next line if that is only an answer."""
     text = _without_bare_markers(text)
     at = _last_marker(text, len(text))
     if at is None:
@@ -262,10 +263,15 @@ def _marked(text: str) -> str | None:
     if not phrase.strip() and (opening := _last_marker(text, at, text.rfind("\n", 0, at) + 1)) is not None:
         return text[opening + 4 : at]  # `#### 18 ####`: the second closes the heading
     if not phrase.strip() or (len(phrase) < 80 and _ANSWER_LABEL.fullmatch(phrase)):
-        following = text[stop:].lstrip().partition("\n")[0] if stop >= 0 else ""
-        return following if bare_number(following) else phrase
+        return _next_line(text, stop) or phrase
     question = _QUESTION_IN_LINE.search(phrase)
     return phrase[: question.start()] if question else phrase
+
+
+def _next_line(text: str, stop: int) -> str | None:
+    """The next line that is not empty, after the line that ends at `stop` (-1: with the text), if it is only an answer."""
+    following = text[stop:].lstrip().partition("\n")[0] if stop >= 0 else ""
+    return following if bare_number(following) or _FORMULA.fullmatch(following) else None
 
 
 def _last_marker(text: str, end: int, begin: int = 0) -> int | None:
@@ -356,15 +362,14 @@ def _read_boxed(text: str) -> Reading:
 
 
 def _anchored(text: str) -> str | None:
-    """The phrase after the last `Answer:` or `answer is`: its sentence, or the next line if that is only a number."""
+    """The phrase after the last `Answer:` or `answer is`: its sentence, or the next line if that is only an answer."""
     last = _last(_ANCHOR, text)
     if last is None:
         return None
     stop = text.find("\n", last.end())
     phrase = text[last.end() : stop if stop >= 0 else len(text)]
     if stop >= 0 and not any(c.isalnum() for c in phrase):
-        following = text[stop:].lstrip().partition("\n")[0]
-        return following if bare_number(following) else phrase
+        return _next_line(text, stop) or phrase
     sentence = first_sentence(phrase)
     rest = phrase[len(sentence) :]
     if NUMERAL.search(rest) and (sentence.endswith("?") or _TAKEN_BACK.match(rest)):

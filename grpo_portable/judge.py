@@ -6,11 +6,15 @@ Numbers never go to math-verify. Without it, or when it finds no verdict in time
 from __future__ import annotations
 
 import importlib.util
+import re
 from functools import cache
 from typing import Any
 
 from grpo_portable import answers
-from grpo_portable.symbolic import SymbolicChecker
+from grpo_portable.symbolic import MAX_CHARACTERS, SymbolicChecker
+
+_MARKS = r"[\s`]|\*\*|(?<!\\)\$"
+_AROUND = re.compile(rf"\A(?:{_MARKS}|:|\\\[)+|(?:{_MARKS}|(?<!\\right)\.|\\\])+\Z")
 
 
 def is_number(gold: Any, style: str) -> bool:
@@ -54,13 +58,14 @@ def _any_text(completion: Any, style: str) -> str | None:
 
 
 def _stripped(text: str | None) -> str | None:
-    """An expression without what a sentence puts around it: a colon before, a full stop behind, dollars."""
-    return (text or "").strip().removeprefix(":").rstrip(". ").strip().strip("$").rstrip(". ").strip() or None
+    """An expression without what a sentence puts around it: math delimiters, bold, code, a colon before, a full stop behind."""
+    text = (text or "").strip()
+    return text if len(text) > MAX_CHARACTERS else _AROUND.sub("", text) or None
 
 
 def _equal(answer: str | None, gold: str) -> bool | None:
     checker = _checker()
-    return None if checker is None else checker.equal(_stripped(answer) or "", gold)
+    return None if checker is None else checker.equal(_stripped(answer) or "", _stripped(gold) or "")
 
 
 @cache

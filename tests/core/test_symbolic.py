@@ -101,6 +101,60 @@ def test_training_pays_what_the_evaluation_calls_right(
     assert reward(prompts=[""] * 2, completions=completions, gold=[gold] * 2) == [1.0, 0.0]
 
 
+@needs_math_verify
+@pytest.mark.parametrize(
+    ("style", "text"),
+    [
+        ("free", "**Answer:** $x+1$"),
+        ("free", "The answer is **$x+1$**."),
+        ("free", "Answer: \\[x+1\\]"),
+        ("free", "Answer:\n\n$$x+1$$"),
+        ("gsm8k_marker", "#### **x+1**"),
+        ("gsm8k_marker", "#### `x+1`"),
+        ("gsm8k_marker", "####\n\\(x+1\\)."),
+        ("tagged", "<end_working_out><SOLUTION>**x+1**</SOLUTION>"),
+    ],
+)
+def test_marks_around_an_expression_are_none_of_it(style: str, text: str) -> None:
+    assert [judge.correct(text, gold, style) for gold in ("x+1", "$x+1$.", "x-1")] == [True, True, False]
+
+
+@needs_math_verify
+@pytest.mark.parametrize(
+    "hedge",
+    [
+        "{} or {}",
+        "${}$ or ${}$",
+        "{}, {}",
+        "{} = {}",
+        "{} \\text{{ or }} {}",
+        "{} $${}$$",
+        "\\({}\\) \\({}\\)",
+        "{} $ {}",
+        "${}$ is wrong, it is ${}$",
+        "\\{{{}, {}\\}}",
+        "\\begin{{cases}}{}\\\\{}\\end{{cases}}",
+    ],
+)
+def test_no_text_is_right_for_two_golds(hedge: str) -> None:
+    text = "#### " + hedge.format("x+1", "x-1")
+    assert sum(judge.correct(text, gold, "gsm8k_marker") is True for gold in ("x+1", "x-1")) <= 1
+
+
+@needs_math_verify
+def test_a_question_asked_again_at_once_is_not_worked_out_again() -> None:
+    with SymbolicChecker(time_limit_s=5) as checker:
+        assert checker.equal("x^2+1", "1+x^2") is True
+        child = checker._child
+        assert child is not None
+        child.kill()
+        child.wait()
+        assert checker.equal("x^2+1", "1+x^2") is True
+        assert checker._child is child  # another would have been started to ask
+        assert checker.equal("x^2-1", "1+x^2") is False
+        assert checker._child is not child
+
+
 @pytest.mark.skipif(installed, reason="math-verify is installed")
 def test_without_math_verify_the_recipe_is_refused_with_the_command_that_helps() -> None:
     with pytest.raises(RecipeError) as error:
