@@ -119,12 +119,14 @@ def gate_wall(facts: Facts, card: Card) -> Wall | None:
 
 
 def _gate_helps(facts: Facts, needed: Pair) -> tuple[Help, ...]:
-    serves = driver_cuda(facts)
-    best = needed if serves is None or serves[0] < 13 else (13, 0)
+    serves, torch = driver_cuda(facts), build_cuda(facts)
+    best = (
+        needed if (torch or serves or needed) < (13, 0) else (13, 0)
+    )  # of torch's major, whose libraries it is loaded beside
     package = f"cuda-nvcc-{best[0]}-{best[1]}"
     toolkit = f"Put a CUDA toolkit {shown(needed)} or newer first (no newer than the driver's CUDA)"
-    if serves is not None and serves < needed:  # what a newer nvcc compiles may not load under an older driver
-        toolkit = f"{driver_upgrade(facts, branch_for(needed))}, then put a CUDA toolkit {shown(needed)} or newer first"
+    if serves is not None and serves < best:  # what a newer nvcc compiles may not load under an older driver
+        toolkit = f"{driver_upgrade(facts, branch_for(best))}, then put a CUDA toolkit {shown(best)} first"
     helps = [
         Help(toolkit, f"sudo apt-get install {package} && export CUDA_HOME=/usr/local/cuda-{shown(best)}", "likely"),
         Help(
@@ -133,7 +135,6 @@ def _gate_helps(facts: Facts, needed: Pair) -> tuple[Help, ...]:
             "certain",
         ),
     ]
-    torch = build_cuda(facts)
     if torch and torch >= needed and nvcc(facts):
         helps.insert(
             1,

@@ -123,7 +123,8 @@ def _out_of_range(facts: Facts) -> Wall | None:
     out = {name: OURS[name] for name, v in seen.items() if v is not None and not allows(specifiers(OURS[name]), v)}
     if not out:
         return None
-    by_pip = not {"torch", "vllm"} & set(out)  # of those two, build, driver and card decide
+    # Of torch and vLLM, build, driver and card decide; beside an Unsloth the rest is not free either.
+    by_pip = not {"torch", "vllm"} & set(out) and facts.version("unsloth") is None
     return Wall(
         "STACK-RANGE",
         (),

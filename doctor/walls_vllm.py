@@ -15,9 +15,9 @@ from packaging.version import Version
 
 from doctor.causes_vllm import CAUSES, Cause
 from doctor.diagnosis import VLLM_PATHS, Help, Wall
-from doctor.facts import ABSENT, Facts
+from doctor.facts import ABSENT, Driver, Facts
 from doctor.install_sets import BY_KEY, INDEX
-from doctor.locks import conflicts, installed, need, runs_here, shown_range, torch_runs_here
+from doctor.locks import conflicts, installed, need, no_common, runs_here, shown_range, torch_runs_here
 from doctor.readings import Card, cards, driver_cuda, driver_shown, driver_upgrade, jetson, linux, nvcc, nvcc_shown
 from doctor.releases import OURS, asked, versions
 from doctor.versions import allows, base, pair, shown, specifiers, version
@@ -167,6 +167,10 @@ def _unfit(facts: Facts, v: Version) -> Iterator[str]:
             if asks and not allows(asks.range, Version(wanted)):
                 what = "the torch it pins" if of == "torch" else "it"
                 yield f"{what} is outside the range {shown_range(asks.range)} of {who} {state[who]} ({asks.source})"
+        beside = replace(facts, packages=MappingProxyType({**facts.packages, "vllm": str(v)}))
+        if apart := no_common(beside, who, "vllm", "transformers"):
+            theirs = f"the range {shown_range(apart[0].range)} of {who} {state[who]} ({apart[0].source})"
+            yield f"no transformers is both in its range and in {theirs}"
 
 
 def _old_glibc(facts: Facts) -> str | None:
@@ -179,17 +183,18 @@ def _old_glibc(facts: Facts) -> str | None:
 
 def _way_out(facts: Facts) -> Iterator[Help]:
     """What would let vLLM be installed where no release fits as things are."""
-    serves, newest = driver_cuda(facts), _ours()[-1]
+    serves, newest, whole = driver_cuda(facts), _ours()[-1], "a set in which everything fits, in a fresh environment"
     if glibc := _old_glibc(facts):
         yield Help(f"Use a newer system, or a container of one: {glibc}", None, "certain")
-    elif serves is not None and serves[0] < 13:
-        yield Help(f"{driver_upgrade(facts, 580)}, then install it", vllm_line(newest), "likely")
-        wheel = "Or take the last vLLM that was tried as a CUDA 12.9 wheel on 12.x drivers"
-        yield Help(wheel, _cuda_12_line(facts), "likely")
+    elif serves is None or serves[0] >= 13:
+        yield Help(f"Install {whole}", "grpo-doctor --install-plan", "likely")
+    elif any(_unfit(replace(facts, driver=Driver()), Version(newest))):
+        yield Help(f"{driver_upgrade(facts, 580)}, then install {whole}", "grpo-doctor --install-plan", "likely")
     else:
-        yield Help(
-            "Install a set in which everything fits, in a fresh environment", "grpo-doctor --install-plan", "likely"
-        )
+        yield Help(f"{driver_upgrade(facts, 580)}, then install it", vllm_line(newest), "likely")
+        if serves[0] == 12:
+            wheel = "Or take the last vLLM that was tried as a CUDA 12.9 wheel on 12.x drivers"
+            yield Help(wheel, _cuda_12_line(facts), "likely")
 
 
 def _cuda_12_line(facts: Facts) -> str:

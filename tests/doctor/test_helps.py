@@ -27,6 +27,7 @@ _NOT_COMPILED = failed("Torch not compiled with CUDA enabled")
 _WINDOWS = {"platform": "windows", "glibc": None}
 _NVCC128 = {"state": "present", "nvcc": "12.8", "where": "PATH"}
 _CUDA_13 = torch("2.13.0+cu130", CU130, {"ok": None})
+_UNSLOTH = {"unsloth": "2026.6.1", "unsloth_zoo": "2026.6.1"}
 _HUSK = {"vllm": "0.11.0", "trl": "1.16.0"}
 
 
@@ -78,6 +79,18 @@ TABLE: dict[str, tuple[dict[str, Any], str, str | None]] = {
         "driver to 575", "no newer than the driver"),
     "a toolkit within the driver does not": (
         machine(_5090, toolkit=_NVCC128, **torch("2.13.0+cu130", CU130, vllm="0.31.0")), "no newer than the driver", "575"),
+    "the toolkit is of torch's major": (
+        machine(_5090, driver=driver("570.86", "12.8"), toolkit=_NVCC128, **_CUDA_13),
+        "driver to 580 or newer, then put a CUDA toolkit 13.0 first", "12-9"),
+    "a newer driver does not change torch's major": (
+        machine(_5090, toolkit=_NVCC128, **torch("2.11.0+cu129", None, vllm="0.25.1")), "cuda-nvcc-12-9", "cuda-nvcc-13"),
+    "no vLLM fits beside an older Unsloth": (
+        machine(_3090, **torch("2.11.0+cu130", CU130, **_UNSLOTH)), "a set in which everything fits", "vllm=="),
+    "nor once the driver is new enough": (
+        machine(_3090, driver=driver("570.86", "12.8"), **torch("2.10.0+cu128", None, **_UNSLOTH)),
+        "driver to 580.*, then install a set", "vllm=="),
+    "no wheel for drivers before 12": (
+        machine(_3090, driver=driver("470.82", "11.4"), **_NO_TORCH), "driver to 580", "cu129"),
     "the driver of WSL2 is Windows'": (
         machine(_3090, host={"platform": "wsl2"}, driver=driver("570.86", "12.8"), **_CUDA_13),
         "driver in Windows, not in WSL2 to 580", "driver to"),
@@ -92,6 +105,8 @@ TABLE: dict[str, tuple[dict[str, Any], str, str | None]] = {
         "glibc 2.31", "vllm"),
     "what is missing comes in our range": (machine(_3090, packages={"trl": "absent"}), '"trl>=1.15,<1.17"', '"trl"'),
     "what is old, too": (machine(_3090, packages={"trl": "0.24.0"}), '"trl>=1.15,<1.17"', None),
+    "what Unsloth pins is not changed beside it": (
+        machine(_3090, packages={"trl": "0.24.0", "unsloth": "2026.6.1"}), "install-plan", '"trl>='),
     "torch is never changed by number alone": (
         machine(_3090, **torch("2.5.1+cu124", CU126, trl="0.24.0")), "install-plan", '"torch>='),
 }  # fmt: skip
