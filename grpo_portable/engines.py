@@ -13,6 +13,7 @@ from grpo_portable import failure
 from grpo_portable.deadline import deadline
 from grpo_portable.errors import EngineError
 from grpo_portable.ladder import EXIT
+from grpo_portable.phase import Phase
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Rollout
 from grpo_portable.run import RunFolder
@@ -58,8 +59,9 @@ def starting(what: str, run: RunFolder, limit_s: float = START_LIMIT_S) -> Itera
         failure.write(run, EngineError(f"{what} did not start within {limit_s:.0f} s: it hung in {where}"))
         os._exit(EXIT["engine"])  # the main thread cannot be reached; the supervisor goes on below
 
-    run.heartbeat("rollout engine starting")  # a phase whose want of memory fewer rows cure
-    with deadline(limit_s, beat=lambda s: run.heartbeat(f"rollout engine starting, {s:.0f} s"), expired=expired):
+    doing = "rollout engine starting"
+    run.heartbeat(Phase.ENGINE, doing)
+    with deadline(limit_s, beat=lambda s: run.heartbeat(Phase.ENGINE, f"{doing}, {s:.0f} s"), expired=expired):
         yield
 
 
@@ -95,7 +97,7 @@ def open_engine(
     if settings.engine == "server":
         from grpo_portable.rollout import server
 
-        run.heartbeat(f"asking the vLLM server at {recipe.vllm_server}")
+        run.heartbeat(Phase.STARTING, f"asking the vLLM server at {recipe.vllm_server}")
         return server.make(model, tokenizer, recipe, dtype=settings.dtype, tick=run.beat)
     rows = int(recipe.rollout_rows)
     if settings.engine == "vllm":

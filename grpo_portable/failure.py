@@ -19,6 +19,7 @@ from grpo_portable.errors import (
     UsageError,
 )
 from grpo_portable.ladder import COLLECTIVE, DISK, OUT_OF_MEMORY
+from grpo_portable.phase import Doing
 from grpo_portable.processes import here
 from grpo_portable.run import RunFolder
 
@@ -72,7 +73,7 @@ def write(run: RunFolder, error: BaseException) -> str:
         "fact": clean(fact),
         "because": clean(ours.because) if ours and ours.because else None,
         "help": clean(ours.help) if ours and ours.help else None,
-        "phase": _phase(run),
+        **_doing(run).record(),
         "traceback_tail": clean(frames[-4000:]),
     }
     if here().count > 1:
@@ -82,7 +83,7 @@ def write(run: RunFolder, error: BaseException) -> str:
     return kind
 
 
-def _phase(run: RunFolder) -> str:
+def _doing(run: RunFolder) -> Doing:
     with contextlib.suppress(GrpoPortableError, OSError):
-        return str(run.read_json(run.heartbeat_file.name).get("doing") or "starting")
-    return "starting"
+        return run.doing()
+    return Doing()

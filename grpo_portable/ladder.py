@@ -18,6 +18,7 @@ from typing import Any
 
 from doctor.diagnosis import PATHS
 from doctor.spread import most_sharing
+from grpo_portable.phase import LEARNS, SAMPLES, Doing, Phase
 
 # exit codes of the worker, one a cause (`worker.py` uses them, `classify` reads them)
 EXIT = {
@@ -55,10 +56,10 @@ def shown(path: str, backend: str) -> str:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a worker ended: `kind` of KINDS, the phase it was in, the original error text, and of several its rank."""
+    """How a worker ended: `kind` of KINDS, what it was doing, the original error text, and of several its rank."""
 
     kind: str
-    phase: str
+    doing: Doing
     error: str
     rank: int | None = None
 
@@ -88,10 +89,6 @@ _BROKEN_CODE = re.compile(
     r"vLLM could not start: .*(ImportError|ModuleNotFoundError|AttributeError|NameError|undefined symbol)"
 )
 _ENDED = {"killed": "the worker was killed", "crash": "the worker crashed", "hang": "the worker hung"}
-_ROLLS_OUT, _UPDATES = (
-    ("roll", "eval"),
-    ("update", "train", "bootstrap"),
-)  # first words of the phases that memory decides
 _SIGNAL = re.compile(r"died with <Signals\.(SIG\w+)")  # accelerate's words for a worker ended by a signal
 # the line of `ranks.py` on the first of several processes to fail
 _FIRST = re.compile(r"^rank (\d+) (?:died with <Signals\.(SIG\w+)|returned non-zero exit status (\d+))", re.M)
@@ -112,7 +109,7 @@ def classify(
     returncode: int,
     failure: Mapping[str, Any],
     log_tail: str,
-    phase: str,
+    doing: Doing,
     hung: bool = False,
     *,
     processes: int = 1,
@@ -123,47 +120,47 @@ def classify(
     Of several `processes` the first to fail counts, whatever the others died of; `silent` is the rank that hung.
     """
     if processes > 1:
-        return _of_several(returncode, failure, log_tail, phase, silent if hung else None)
-    phase = str(failure.get("phase") or phase)
+        return _of_several(returncode, failure, log_tail, doing, silent if hung else None)
+    doing = Doing.told(failure) if "phase" in failure else doing
     error = str(failure.get("fact") or _error_line(log_tail) or f"exit status {returncode}")
     if hung:
-        return Ending("hang", phase, f"no sign of life while {phase or 'starting'}")
+        return Ending("hang", doing, f"no sign of life while {doing}")
     if returncode == 0:
-        return Ending("done", phase, "")
+        return Ending("done", doing, "")
     # accelerate's launcher exits with 1 whatever its worker's code was, so what the worker wrote counts first
     by_code = {code: kind for kind, code in EXIT.items()}
     told = failure.get("kind") if failure.get("kind") in KINDS else by_code.get(returncode)
     if told and told != "crash":
-        return Ending(str(told), phase, error)
+        return Ending(str(told), doing, error)
     signal = _ended_by(returncode, log_tail)  # nobody has last words who was killed
     if not failure and not signal and (words := _TOLD.findall(log_tail)):
         kind, error = words[-1]
-        return Ending(kind, phase, error)
+        return Ending(kind, doing, error)
     if DISK.search(log_tail):
-        return Ending("disk", phase, error)
+        return Ending("disk", doing, error)
     if OUT_OF_MEMORY.search(log_tail):
-        return Ending("oom", phase, error)
+        return Ending("oom", doing, error)
     if signal:
-        return Ending("killed", phase, f"the worker was ended by {signal}")
+        return Ending("killed", doing, f"the worker was ended by {signal}")
     if _ENGINE.search(f"{error}\n{failure.get('traceback_tail') or log_tail}"):
-        return Ending("engine", phase, error)
+        return Ending("engine", doing, error)
     if _IMPORT.search(error):
-        return Ending("import", phase, error)
-    return Ending("crash", phase, error)
+        return Ending("import", doing, error)
+    return Ending("crash", doing, error)
 
 
-def _of_several(returncode: int, failure: Mapping[str, Any], log_tail: str, phase: str, silent: int | None) -> Ending:
+def _of_several(returncode: int, failure: Mapping[str, Any], log_tail: str, doing: Doing, silent: int | None) -> Ending:
     """As `classify`: the rank that hung, else one that told why it failed, else one that was killed, else the first to go."""
     if silent is not None:
-        return replace(classify(returncode, {}, log_tail, phase, True), rank=silent)
+        return replace(classify(returncode, {}, log_tail, doing, True), rank=silent)
     if returncode == 0:
-        return Ending("done", phase, "")
+        return Ending("done", doing, "")
     first = _FIRST.search(log_tail)
     if first and first[2] and (not failure or failure.get("kind") in _FOLLOWS):
-        return Ending("killed", phase, f"the process of rank {first[1]} was ended by {first[2]}", int(first[1]))
+        return Ending("killed", doing, f"the process of rank {first[1]} was ended by {first[2]}", int(first[1]))
     code = int(first[3]) if first and first[3] else returncode
     told = failure.get("rank", first[1] if first else None)
-    ending = classify(code, failure, log_tail, phase)
+    ending = classify(code, failure, log_tail, doing)
     return ending if told is None else replace(ending, rank=int(told), error=f"rank {told}: {ending.error}")
 
 
@@ -185,16 +182,16 @@ def next_step(
     first = first or rung
     if ending.kind in ("user", "reward", "disk", "interrupted", "done"):
         return Step(None, f"{ending.kind}: a lower path would not change it")
-    if ending.kind == "hang" and ending.phase.startswith("rewards"):
+    if ending.kind == "hang" and ending.doing.phase is Phase.REWARDS:
         return Step(None, "a reward does not return: a lower path would not change it")
     if ending.kind == "import" and rung.backend == "plain" and not rung.path.endswith("-vllm"):
         return Step(None, "a package the lower paths need as well cannot be imported")
     if ending.kind == "oom":
-        smaller = _smaller(rung, ending.phase, first)
+        smaller = _smaller(rung, ending.doing.phase, first)
         if smaller is not None:
-            return Step(smaller, f"out of memory while {ending.phase}: {_change(rung, smaller)}, groups stay whole")
+            return Step(smaller, f"out of memory while {ending.doing}: {_change(rung, smaller)}, groups stay whole")
     if ending.kind in ("killed", "crash", "hang") and retries == 0 and not rung.path.endswith("-vllm"):
-        return Step(rung, f"{_ENDED[ending.kind]} ({ending.phase or 'starting'}); one more try on the same path")
+        return Step(rung, f"{_ENDED[ending.kind]} ({ending.doing}); one more try on the same path")
     if spread:
         return Step(None, "weights in parts need all their GPUs, and a server to sample from")
     if ending.kind in ("killed", "crash", "hang", "collective") and rung.processes > 1:
@@ -213,7 +210,7 @@ def next_step(
 
 
 def _failed(what: str, ending: Ending) -> str:
-    return f"{what} failed ({ending.phase or 'starting'}): {ending.error}"
+    return f"{what} failed ({ending.doing}): {ending.error}"
 
 
 def _what_failed(ending: Ending) -> str:
@@ -254,12 +251,12 @@ def _same_code(ending: Ending) -> bool:
     return ending.kind in ("engine", "import") and bool(_BROKEN_CODE.search(ending.error))
 
 
-def _smaller(rung: Rung, phase: str, first: Rung) -> Rung | None:
+def _smaller(rung: Rung, phase: Phase, first: Rung) -> Rung | None:
     """The rung with less of what ran out of memory; None where neither number would have helped, as in loading a model."""
-    if phase.startswith(_ROLLS_OUT) or "probe" in phase:
+    if phase in SAMPLES:
         least = max(1, first.rollout_rows // MOST_ROW_CUT)
         return replace(rung, rollout_rows=rung.rollout_rows // 2) if rung.rollout_rows > least else None
-    if phase.startswith(_UPDATES) and rung.micro_batch > 1:
+    if phase in LEARNS and rung.micro_batch > 1:
         return replace(rung, micro_batch=_next_divisor(rung.micro_batch))
     return None
 

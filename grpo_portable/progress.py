@@ -15,10 +15,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TextIO
 
+from grpo_portable.phase import OF_A_STEP, Doing
 from grpo_portable.run import RunFolder, read_lines
 from grpo_portable.verdict import percent
 
-QUIET_S = 10.0  # between two plain lines of one phase
+QUIET_S = 10.0  # between two plain lines that differ in numbers alone
 
 
 def summary(metrics: dict[str, Any], steps: int) -> str:
@@ -55,7 +56,7 @@ class Progress:
         made = [m for m in read_lines(run.metrics_file) if isinstance(m.get("step"), int)]
         self._beat: dict[str, Any] = {}
         self._last = made[-1] if made else {}
-        self._began, self._phase, self._told = time.monotonic(), "", 0.0
+        self._began, self._line, self._told = time.monotonic(), "", 0.0
         self._live: Any = None
         self._mute = False
 
@@ -86,12 +87,12 @@ class Progress:
         for metrics in new:
             self._last = metrics
             self._say(summary(metrics, self.steps))
-        doing = _doing(beat)
-        if doing and doing != _doing(self._beat):
+        now = Doing.told(beat)
+        if now.words and now.words != Doing.told(self._beat).words:
             self._tell_score(beat)
             self._beat = beat
-            if self._is_news(doing):
-                self._say(doing)
+            if self._is_news(now):
+                self._say(now.words)
         if self._live is not None:
             self._show(lambda: self._live.update(self._panel()))
 
@@ -105,13 +106,13 @@ class Progress:
             share = percent(sum(right) / len(right))
             self.say(f"{stage}: {sum(right):,} of {len(right):,} answers are right ({share})")
 
-    def _is_news(self, doing: str) -> bool:
+    def _is_news(self, now: Doing) -> bool:
         """Steps have their own lines; of what only counts up, a line every few seconds is enough."""
-        phase, counts = re.sub(r"\d+", "", doing), bool(re.search(r"\d", doing))
-        old = phase == self._phase and counts and time.monotonic() - self._told < QUIET_S
-        if doing.startswith(("rollout of", "rewards of", "update of")) or old:
+        line, counts = re.sub(r"\d+", "", now.words), bool(re.search(r"\d", now.words))
+        old = line == self._line and counts and time.monotonic() - self._told < QUIET_S
+        if now.phase in OF_A_STEP or old:
             return False
-        self._phase, self._told = phase, time.monotonic()
+        self._line, self._told = line, time.monotonic()
         return True
 
     def say(self, line: str) -> None:
@@ -165,11 +166,7 @@ class Progress:
 
         step = int(self._last.get("step") or 0)
         return Group(
-            Text(f"{_doing(self._beat) or 'starting'}  ({duration(time.monotonic() - self._began)})"),
+            Text(f"{Doing.told(self._beat)}  ({duration(time.monotonic() - self._began)})"),
             ProgressBar(total=self.steps, completed=step, width=60),
             Text(summary(self._last, self.steps) if self._last else ""),
         )
-
-
-def _doing(beat: dict[str, Any]) -> str:
-    return str(beat.get("doing") or "")

@@ -28,6 +28,7 @@ from typing import Any
 
 from doctor.privacy import clean
 from grpo_portable.errors import RunFolderError
+from grpo_portable.phase import Doing, Phase
 from grpo_portable.recipe import Recipe, load, to_yaml
 
 SCHEMA = 1
@@ -139,12 +140,16 @@ class RunFolder:
         told = {key: clean(value) if isinstance(value, str) else value for key, value in told.items()}
         append_line(self.events_file, {"time": round(time.time(), 3), "kind": kind, **told})
 
-    def heartbeat(self, doing: str, **more: Any) -> None:
+    def heartbeat(self, phase: Phase, doing: str, **more: Any) -> None:
         """Tell the supervisor that the worker is alive and what it is doing; of an evaluation its `stage` and the `total` of
         its answers as well.
         """
-        beat = {"time": time.time(), "doing": clean(doing), "pid": os.getpid(), **more}
+        beat = {"time": time.time(), **Doing(phase, clean(doing)).record(), "pid": os.getpid(), **more}
         write_atomically(self.heartbeat_file, json.dumps(beat), sync=False)
+
+    def doing(self) -> Doing:
+        """What this rank's last heartbeat says. RunFolderError or OSError when it cannot be read."""
+        return Doing.told(self.read_json(self.heartbeat_file.name))
 
     def beat(self) -> None:
         """Renew the last heartbeat: the worker still does what it said."""

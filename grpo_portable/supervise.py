@@ -25,6 +25,7 @@ from doctor.privacy import clean
 from doctor.spread import most_sharing
 from grpo_portable import edited, ladder, ranks_command
 from grpo_portable.errors import GrpoPortableError, Interrupted, RecipeError, RunFolderError, UsageError
+from grpo_portable.phase import Doing
 from grpo_portable.progress import Progress
 from grpo_portable.recipe import Recipe, load
 from grpo_portable.run import RunFolder, read_lines
@@ -161,7 +162,7 @@ def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limit
     if ending.kind == "done" and not _is_complete(run):
         ending = replace(ending, kind="crash", error="the worker ended by itself, without an error, before it was done")
     if ending.kind not in ("done", "interrupted") and not failure and _room(run) < LEAST_ROOM_BYTES:
-        return ladder.Ending("disk", ending.phase, "No space left on device")
+        return ladder.Ending("disk", ending.doing, "No space left on device")
     return ending
 
 
@@ -440,11 +441,10 @@ def _steps_done(run: RunFolder) -> int:
     return max((step for m in read_lines(run.metrics_file) if isinstance(step := m.get("step"), int)), default=0)
 
 
-def _doing(run: RunFolder, rank: int = 0) -> str:
-    try:
-        return str(run.read_json(replace(run, rank=rank).heartbeat_file.name).get("doing") or "")
-    except GrpoPortableError:
-        return ""
+def _doing(run: RunFolder, rank: int = 0) -> Doing:
+    with contextlib.suppress(GrpoPortableError):
+        return replace(run, rank=rank).doing()
+    return Doing()
 
 
 def _mtime(file: Path) -> int | None:

@@ -29,6 +29,7 @@ from grpo_portable.batches import Steps, micro_batches, questions_of
 from grpo_portable.correction import Gap, SamplerCorrection
 from grpo_portable.errors import EngineError
 from grpo_portable.guards import NonFiniteGuard, StopSignal, first_not_finite
+from grpo_portable.phase import Phase
 from grpo_portable.plateau import Plateau
 from grpo_portable.processes import ALONE, Processes
 from grpo_portable.progress import summary
@@ -138,7 +139,7 @@ class GrpoTrainer(QuickUpdates, Saving, SamplerCorrection, GRPOTrainer):
         """Sync the engine with the policy and let it write G completions of each prompt; every prompt is given once."""
         step = self.state.global_step
         rollout = step // self.recipe.num_iterations
-        self.run.heartbeat(f"rollout of step {step + 1}")
+        self.run.heartbeat(Phase.ROLLOUT, f"rollout of step {step + 1}")
         began = time.perf_counter()
         groups = self._groups(prompt_ids[::num_generations], num_generations, self._sampling(rollout))
         flat = [completion for group in groups for completion in group]
@@ -147,7 +148,7 @@ class GrpoTrainer(QuickUpdates, Saving, SamplerCorrection, GRPOTrainer):
                 f"engine {self.engine.name} gave {len(flat)} completions where {len(prompt_ids)} were asked for"
             )
         self._note_rollout(flat, time.perf_counter() - began)
-        self.run.heartbeat(f"update of step {step + 1}")
+        self.run.heartbeat(Phase.UPDATE, f"update of step {step + 1}")
         end = self.prompts.stop_ids[0]
         return [list(c.token_ids) or [end] for c in flat], [list(c.logprobs) or [0.0] for c in flat]
 
@@ -205,11 +206,11 @@ class GrpoTrainer(QuickUpdates, Saving, SamplerCorrection, GRPOTrainer):
         tokenizer, stop_ids = self.prompts.tokenizer, self.prompts.stop_ids
         texts = [completion_text(tokenizer, ids, stop_ids) for ids in completion_ids_list]
         step = self.state.global_step + 1
-        self.run.heartbeat(f"rewards of step {step}")
+        self.run.heartbeat(Phase.REWARDS, f"rewards of step {step}")
         rewards = super()._calculate_rewards(inputs, prompts, texts, completion_ids_list)
         for told in self.faults.end_step(len(texts), self.processes.gather):
             self.run.event("reward", f"step {step}: {told}; these completions were left out of their groups", step=step)
-        self.run.heartbeat(f"update of step {step}")
+        self.run.heartbeat(Phase.UPDATE, f"update of step {step}")
         rewards[rewards.isnan().any(dim=1)] = torch.nan
         self._rewards = rewards.tolist()
         return rewards

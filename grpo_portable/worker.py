@@ -40,6 +40,7 @@ from grpo_portable.engines import PathSettings, open_engine, path_settings, shar
 from grpo_portable.errors import Interrupted, NonFiniteError
 from grpo_portable.guards import StopSignal, require_finite
 from grpo_portable.ladder import EXIT
+from grpo_portable.phase import Phase
 from grpo_portable.processes import Processes, here, join
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Resting, Rollout, Ticking
@@ -107,7 +108,7 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     """Load model and data, build the prompts, put the adapter on, open the engine, and write down what was done."""
     recipe = run.recipe()
     only_evaluate = task.get("only") == "evaluate"
-    run.heartbeat("reading the questions")
+    run.heartbeat(Phase.STARTING, "reading the questions")
     processes = replace(join(cpu=recipe.path == "cpu"), tick=pulse.Tick(run))
     settings = path_settings(recipe.path, bfloat16=_computes_in_bfloat16(), backend=_backend(recipe, only_evaluate))
     device = _device(recipe)
@@ -116,7 +117,7 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     train_data, held_out_data = asked.train, asked.held_out
     for told in asked.told:
         record.tell_once(run, "data", told)
-    run.heartbeat(f"loading {recipe.model}")
+    run.heartbeat(Phase.STARTING, f"loading {recipe.model}")
     spread = recipe.fsdp is True and processes.count > 1  # block by block, once the adapter is on
     full_precision = recipe.lora_rank == 0 and not only_evaluate  # all weights are trained: they are their own masters
     shared = share_weights(settings, recipe, run=run)
@@ -150,13 +151,13 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     else:
         model = loaded.model if only_evaluate else policy.add_adapter(loaded.model, recipe)
     if spread:
-        run.heartbeat("spreading the weights over the GPUs")
+        run.heartbeat(Phase.STARTING, "spreading the weights over the GPUs")
         shard.spread(model, device)
     record.setting(run, recipe, settings, loaded, model, builder, held_out)
     record.data_used(run, recipe, "eval", held_out_data, held_out)
     if train is not None and train_data is not None:
         record.data_used(run, recipe, "train", train_data, train)
-    run.heartbeat("starting the engine")
+    run.heartbeat(Phase.STARTING, "starting the engine")
     engine = open_engine(settings, model, loaded.tokenizer, recipe, run=run, shared=shared)
     if isinstance(engine, Ticking):
         engine.tick = pulse.Tick(run)
@@ -235,7 +236,8 @@ def evaluate_stage(session: Session, stage: str) -> None:
         for name, samples in parts:
 
             def tell(seen: evaluate.Progress, name: str = name) -> None:
-                run.heartbeat(f"evaluating {name}, {seen.done}/{seen.total}", stage=name, total=seen.total)
+                doing = f"evaluating {name}, {seen.done}/{seen.total}"
+                run.heartbeat(Phase.EVALUATION, doing, stage=name, total=seen.total)
 
             seen = _ask(session, name, samples, tell)
             if session.processes.is_main:
@@ -290,7 +292,7 @@ def bootstrap_stage(session: Session) -> None:
             record.tell_once(run, "data", f"{count} answers {why} and were left out of the bootstrap")
 
     def tell(step: int, steps: int, logs: dict[str, float]) -> None:
-        run.heartbeat(f"bootstrap, step {step}/{steps}")
+        run.heartbeat(Phase.BOOTSTRAP, f"bootstrap, step {step}/{steps}")
         if session.processes.is_main and (step == steps or step % 20 == 0):
             print(f"bootstrap step {step}/{steps} loss {logs['loss']:.4f}", flush=True)
 
@@ -332,7 +334,7 @@ def _format_probe(session: Session) -> Callable[[int], float]:
     asked = bootstrap.probe_prompts(session.train, session.recipe)
 
     def probe(step: int) -> float:
-        session.run.heartbeat(f"bootstrap, probe after step {step}")
+        session.run.heartbeat(Phase.PROBE, f"bootstrap, probe after step {step}")
         share = bootstrap.format_share(session.engine, session.model, session.builder, asked, session.recipe)
         if isinstance(session.engine, Resting):
             session.engine.rest()
@@ -353,7 +355,7 @@ def train_stage(session: Session) -> None:
     assert session.train is not None
     saved = _newest(run, run.checkpoints, "training")
     with record.stage(run, "train", saved.step if saved else 0):
-        run.heartbeat("training")
+        run.heartbeat(Phase.TRAINING, "training")
         trainer = GrpoTrainer(
             session.model,
             recipe,

@@ -31,11 +31,12 @@ class Layer:
 LAYERS = {
     "errors": Layer("errors"),
     "words": Layer("markdown verdict quiet"),
+    "phase": Layer("phase"),
     "statistics": Layer("stats windows"),
     "answers": Layer("numbers markup phrases answers symbolic judge", "errors"),
     "recipe": Layer("recipe combinations", "errors", "diagnosis"),
-    "ladder": Layer("ladder ranks_command", asks="diagnosis spread"),
-    "run": Layer("run manifest saved edited progress pulse processes deadline", "errors words recipe", "privacy"),
+    "ladder": Layer("ladder ranks_command", "phase", asks="diagnosis spread"),
+    "run": Layer("run manifest saved edited progress pulse processes deadline", "errors words phase recipe", "privacy"),
     "reach": Layer("reach", "errors"),
     "embedded": Layer("embedded embedded.problems embedded.templates embedded.build", "errors"),
     "data": Layer("sources rows data questions worked", "errors answers recipe embedded"),
@@ -65,15 +66,17 @@ LAYERS = {
     "updates": Layer("agreement lora_product few_kernels walks layout", "portable"),
     "engines": Layer(
         "engines fast failure",
-        "errors recipe ladder run policy protocol portable paths vllm server",
+        "errors phase recipe ladder run policy protocol portable paths vllm server",
         "diagnosis privacy memory shapes",
     ),
     "training": Layer(
         "trainer trl_trainer arguments batches metrics guards correction checkpoint saving quick_updates bootstrap "
         "evaluate record plateau",
-        "errors answers recipe ladder run data rewards policy protocol updates engines",
+        "errors answers phase recipe ladder run data rewards policy protocol updates engines",
     ),
-    "worker": Layer("worker ranks", "errors words recipe ladder run data rewards policy protocol engines training"),
+    "worker": Layer(
+        "worker ranks", "errors words phase recipe ladder run data rewards policy protocol engines training"
+    ),
     "report": Layer(
         "scoring report report_engine report_paths report_results report_setting report_training charts compare side_by_side",
         "errors words statistics answers recipe run reach data",
@@ -88,7 +91,7 @@ LAYERS = {
         "errors recipe ladder paths",
         "facts diagnosis readings shapes memory speed speed_cpu spread plan together walls walls_several render",
     ),
-    "supervise": Layer("supervise", "errors recipe ladder run", "privacy spread"),
+    "supervise": Layer("supervise", "errors phase recipe ladder run", "privacy spread"),
     "launch": Layer(
         "launch eval_task job nodes",
         "errors recipe run reach data rewards paths report plan supervise",

@@ -5,6 +5,7 @@ import io
 import pytest
 import run_folders
 
+from grpo_portable.phase import Phase
 from grpo_portable.progress import Progress
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import append_line, create
@@ -17,7 +18,12 @@ def run(tmp_path):
 
 def asking(stage, done, total):
     """The sign of life of an evaluation."""
-    return {"doing": f"evaluating {stage}, {done}/{total}", "stage": stage, "total": total}
+    words = f"evaluating {stage}, {done}/{total}"
+    return {"phase": Phase.EVALUATION, "doing": words, "stage": stage, "total": total}
+
+
+def of_a_step(phase):
+    return {"phase": phase, "doing": f"what {phase} is called"}
 
 
 def lines(run, *happened):
@@ -33,14 +39,14 @@ def lines(run, *happened):
                 elif isinstance(thing, list):
                     run_folders.write_answers(run, "base", thing)
                 else:
-                    run.heartbeat(**({"doing": thing} if isinstance(thing, str) else thing))
+                    run.heartbeat(**({"phase": Phase.STARTING, "doing": thing} if isinstance(thing, str) else thing))
             display.look()
     return out.getvalue().splitlines()
 
 
 def test_the_base_score_is_told_before_training_begins(run):
     answers = ["right"] * 3 + ["wrong"] * 5
-    told = lines(run, asking("base", 0, 8), answers, asking("base", 8, 8), "training", "rollout of step 1")
+    told = lines(run, asking("base", 0, 8), answers, asking("base", 8, 8), "training", of_a_step(Phase.ROLLOUT))
     assert told == ["evaluating base, 0/8", "base: 3 of 8 answers are right (37.5 %)", "training"]
 
 
@@ -64,7 +70,7 @@ def test_of_what_is_being_done_only_the_record_counts(run):
 
 
 def test_a_step_is_told_before_what_came_after_it(run):
-    told = lines(run, "update of step 3", (3, asking("tuned", 0, 8)))
+    told = lines(run, of_a_step(Phase.UPDATE), (3, asking("tuned", 0, 8)))
     assert told == ["step 3/3", "evaluating tuned, 0/8"]
 
 

@@ -12,6 +12,7 @@ import pytest
 import tiny
 
 from grpo_portable import pulse
+from grpo_portable.phase import Phase
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Sampling, Ticking
 from grpo_portable.run import RunFolder, create
@@ -20,7 +21,7 @@ from grpo_portable.run import RunFolder, create
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     made = create(tmp_path / "run", Recipe())
-    made.heartbeat("loading a model")
+    made.heartbeat(Phase.STARTING, "loading a model")
     return made
 
 

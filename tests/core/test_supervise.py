@@ -14,6 +14,7 @@ import pytest
 from grpo_portable import progress, supervise
 from grpo_portable.errors import Interrupted, RecipeError, RunFolderError, UsageError
 from grpo_portable.ladder import SAME_CODE
+from grpo_portable.phase import Phase
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import create, open_run, read_lines
 
@@ -25,7 +26,7 @@ rung = json.loads((folder / "rung.json").read_text())
 count = folder / "starts"
 n = int(count.read_text()) if count.exists() else 0
 count.write_text(str(n + 1))
-(folder / "heartbeat").write_text(json.dumps({"doing": "update", "pid": os.getpid()}))
+(folder / "heartbeat").write_text(json.dumps({"phase": "update", "pid": os.getpid()}))
 kind, _, text = behaviours[min(n, len(behaviours) - 1)].partition(":")
 print(text, flush=True)
 if kind in ("done", "long", "say"):  # what the worker of a run leaves that is done
@@ -225,7 +226,7 @@ def test_a_closed_terminal_ends_the_display_and_not_the_run(start, error):
             raise error
 
     run = start.run
-    run.heartbeat("rollout engine starting")
+    run.heartbeat(Phase.ENGINE, "rollout engine starting")
     with progress.Progress(run, 3, Closed()) as display:
         display.look()
         display.say("fallback: one rung lower")

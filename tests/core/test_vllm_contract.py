@@ -31,6 +31,7 @@ from doctor.shapes import shape_of
 from doctor.trials import vllm as trial
 from grpo_portable import failure, policy
 from grpo_portable.errors import EngineError, EngineUnsupported
+from grpo_portable.phase import Doing, Phase
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import available, delta, scratch, vllm, vllm_adapter, vllm_settings
 from grpo_portable.rollout.protocol import Resting, Sampling, Ticking
@@ -505,7 +506,7 @@ def test_a_start_that_hangs_ends_the_process_as_an_engines_error(tmp_path: Path)
     told = json.loads((tmp_path / "failure.json").read_text())
     assert told["kind"] == "engine" and "did not start within" in told["fact"] and "<lambda>" in told["fact"]
     assert "most recent call first" in ended.stderr  # every thread's stack is in the log
-    assert classify(ended.returncode, told, ended.stderr, "").phase.startswith("rollout engine starting")
+    assert classify(ended.returncode, told, ended.stderr, Doing()).doing.phase is Phase.ENGINE
 
 
 def test_a_broken_vllm_takes_down_no_other_path(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ HEAD = """| fault | what was seen | where it went on | finished steps made again
 def row(name: str, fault: Fault, seen: Watched) -> str:
     bad = [ending for ending in seen.endings if ending.kind != "done"]
     first = bad[0] if bad else None
-    what = f"`{first.kind}` while {tidy(first.phase)}: {tidy(first.error)}" if first else noticed(seen)
+    what = f"`{first.kind}` while {tidy(str(first.doing))}: {tidy(first.error)}" if first else noticed(seen)
     result = {"bits": "nothing; the same bits", "rounding": "nothing; the same but for rounding", "": "nothing"}
     return f"| {name} | {what} | {went_on(fault, seen)} | {seen.steps_made_again} | {result[fault.same]} |"
 

@@ -286,7 +286,7 @@ def poisoned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "fault", "kind", "words", "phase"),
+    ("changes", "fault", "kind", "words", "doing"),
     [
         ({"model": "/nowhere"}, None, "user", "is not there", "loading"),
         ({"rewards": ("corectness",)}, None, "user", "no reward is called", "training"),
@@ -310,7 +310,7 @@ def poisoned() -> None:
     ids=lambda value: value if isinstance(value, str) and " " not in value else None,
 )
 def test_a_failure_is_told_by_kind_words_and_phase(
-    inputs: Path, tmp_path: Path, changes: dict, fault: Any, kind: str, words: str, phase: str
+    inputs: Path, tmp_path: Path, changes: dict, fault: Any, kind: str, words: str, doing: str
 ) -> None:
     folder = tmp_path / "run"
     run.create(folder, recipe(inputs, **changes))
@@ -318,7 +318,7 @@ def test_a_failure_is_told_by_kind_words_and_phase(
     told = json.loads((folder / "failure.json").read_text())
     assert told["kind"] == kind
     assert words in told["fact"]
-    assert phase in told["phase"]
+    assert doing in told["doing"]
     assert told["traceback_tail"]
     assert not (folder / "adapter").exists()
 
