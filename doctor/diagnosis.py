@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from doctor.facts import Facts, facts_to_json
@@ -38,6 +39,29 @@ class Wall:
     wont_help: str | None = None
 
 
+class About(StrEnum):
+    """What a reason is about: who tells only some of them chooses by this, never by their words."""
+
+    CHOICE = "choice"  # which path is taken, or that none is
+    MEMORY = "memory"  # what it takes of what is free
+    CLOSED = "closed"  # a better path is closed, by `wall`
+    ROOM = "room"  # a better path is open and has no room
+    UNKNOWN = "unknown"  # what nobody knows, and what is assumed
+    GPUS = "gpus"  # which cards are used
+    PROMISE = "promise"  # what the machine becomes
+    BACKEND = "backend"  # who holds a run's policy and samples from it
+    RUN = "run"  # what else was asked for, or settled for a run
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One sentence; `wall` is the code of the wall it repeats."""
+
+    about: About
+    text: str
+    wall: str | None = None
+
+
 @dataclass(frozen=True)
 class Memory:
     """Need and have in GiB; `ledger` names each part in GiB and sums to `need_gib`."""
@@ -65,7 +89,7 @@ class Plan:
     memory: Memory | None
     micro_batch: int | None  # completions in one backward pass
     rollout_rows: int | None  # completions generated at once
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
 
 
 @dataclass(frozen=True)
@@ -94,7 +118,7 @@ def diagnosis_to_json(d: Diagnosis) -> dict[str, Any]:
             else {"need_gib": memory.need_gib, "have_gib": memory.have_gib, "ledger": dict(memory.ledger)},
             "micro_batch": plan.micro_batch,
             "rollout_rows": plan.rollout_rows,
-            "reasons": list(plan.reasons),
+            "reasons": [reason.text for reason in plan.reasons],
         },
         "walls": [
             {

@@ -102,7 +102,9 @@ def page(d: ShownDiagnosis) -> str:
     parts = ['<div style="max-width: 60em; line-height: 1.45">']
     parts += [f"<p><b>note:</b> {_text(note)}</p>" for note in d.notes]
     parts.append(f"<p><b>{_text(phrases.verdict(d))}</b></p>")
-    parts.append("<ul>" + "".join(f"<li>{_text(t)}</li>" for t in (*details, *d.plan.reasons)) + "</ul>")
+    parts.append(
+        "<ul>" + "".join(f"<li>{_text(t)}</li>" for t in (*details, *(r.text for r in d.plan.reasons))) + "</ul>"
+    )
     rows = "".join(
         f"<tr><td><code>{_text(name)}</code></td><td>{state}</td><td>{_text(why)}</td></tr>"
         for name, state, why in phrases.path_rows(d)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from doctor import speed_cpu
-from doctor.diagnosis import GPU_PATHS, PATHS, Diagnosis, Help, Wall
+from doctor.diagnosis import GPU_PATHS, PATHS, About, Diagnosis, Help, Wall
 from doctor.facts import ABSENT, Facts, Gpu, Probe
 from doctor.privacy import scrub
 from doctor.readings import cards
@@ -124,9 +124,8 @@ def passed_over(d: Diagnosis) -> bool:
 
 def further_reasons(d: Diagnosis) -> list[str]:
     """The plan's reasons but those that the verdict, the memory line or a wall on the same page already give."""
-    said = [*(f"({w.code})" for w in d.walls), "is the best path that is open", f"{d.plan.path} takes", "With the helps",
-            "No path is open", "Once torch"]  # fmt: skip
-    return [reason for reason in d.plan.reasons if not any(part in reason for part in said)]
+    said, told = (About.CHOICE, About.MEMORY, About.PROMISE), {w.code for w in d.walls}
+    return [reason.text for reason in d.plan.reasons if reason.about not in said and reason.wall not in told]
 
 
 def closes(wall: Wall) -> str:

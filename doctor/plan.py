@@ -18,10 +18,12 @@ from doctor.diagnosis import (
     GPU_PATHS,
     PATHS,
     VLLM_PATHS,
+    About,
     Diagnosis,
     Memory,
     PathState,
     Plan,
+    Reason,
     Wall,
 )
 from doctor.facts import Facts, Gpu
@@ -103,14 +105,14 @@ def _team(
     return together(facts, place.card, lambda card: card_memory(facts, card.gpu)[0], room)
 
 
-def _promises(installed: str | None, after: str | None, now: str | None) -> tuple[str, ...]:
+def _promises(installed: str | None, after: str | None, now: str | None) -> tuple[Reason, ...]:
     """What this machine becomes: once the set is installed, and once every help was followed."""
     said = []
     if installed:
         said.append(f"Once torch and its set are installed this machine takes {installed}")
     if after and after not in (now, installed):
         said.append(f"With {'all' if installed else 'the'} helps followed it could take {after}")
-    return tuple(said)
+    return tuple(Reason(About.PROMISE, text) for text in said)
 
 
 def _after_install(facts: Facts, shape: Shape | None, options: Mapping[str, Any]) -> str | None:
@@ -217,7 +219,7 @@ def _plan(
     path: str | None,
     walls: tuple[Wall, ...],
     states: Mapping[str, PathState],
-    promises: tuple[str, ...],
+    promises: tuple[Reason, ...],
 ) -> Plan:
     settled = place.settled.get(path) if path else None
     memory = None
@@ -256,23 +258,25 @@ def _reasons(
     path: str | None,
     walls: tuple[Wall, ...],
     states: Mapping[str, PathState],
-    promises: tuple[str, ...],
-) -> Iterable[str]:
-    """One sentence each: what was chosen and why, why nothing better, what was assumed."""
+    promises: tuple[Reason, ...],
+) -> Iterable[Reason]:
+    """What was chosen and why, why nothing better, what was assumed."""
     where = place.card.label if place.card is not None else "the CPU"
     if path is None:
-        yield "No path is open and fits" if any(s.open for s in states.values()) else "No path is open"
+        left = "No path is open and fits" if any(s.open for s in states.values()) else "No path is open"
+        yield Reason(About.CHOICE, left)
     else:
-        yield f"{path} on {where} is the best path that is open and fits"
+        yield Reason(About.CHOICE, f"{path} on {where} is the best path that is open and fits")
         if settled := place.settled.get(path):
-            yield settled.reason
+            yield Reason(About.MEMORY if settled.fits else About.UNKNOWN, settled.reason)
     yield from _why_nothing_better(places, place, path, walls, states)
     if model and shape is None:
-        yield f"{model} is not known here, so nothing is said about memory; name a local folder, or a size like 7B"
+        unknown = f"{model} is not known here, so nothing is said about memory; name a local folder, or a size like 7B"
+        yield Reason(About.UNKNOWN, unknown)
     if place.card is not None and place.have_gib is None and path:
-        yield "Free memory is unknown and counts as enough"
+        yield Reason(About.UNKNOWN, "Free memory is unknown and counts as enough")
     if len([p for p in places if p.card is not None]) > 1 and team is not None:
-        yield from _together(where, team)
+        yield from (Reason(About.GPUS, text) for text in _together(where, team))
     yield from promises
 
 
@@ -290,9 +294,9 @@ def _together(where: str, team: Together) -> Iterable[str]:
 
 def _why_nothing_better(
     places: list[_Place], place: _Place, path: str | None, walls: tuple[Wall, ...], states: Mapping[str, PathState]
-) -> Iterable[str]:
+) -> Iterable[Reason]:
     """Why each better path was not taken; paths with the same reason in one sentence."""
-    together: dict[str, list[str]] = {}
+    together: dict[Reason, list[str]] = {}
     for candidate in PATHS[: _RANK[path] if path else len(PATHS)]:
         counts = (
             candidate not in _FP16_OF or any("BF16-HARDWARE" in states[p].walls for p in BF16_PATHS) or path is None
@@ -301,18 +305,22 @@ def _why_nothing_better(
             together.setdefault(reason, []).append(candidate)
     for reason, candidates in together.items():
         which = "Every path" if len(candidates) == len(PATHS) else ", ".join(candidates)
-        yield f"{which} {'are' if 1 < len(candidates) < len(PATHS) else 'is'} {reason}"
+        are = "are" if 1 < len(candidates) < len(PATHS) else "is"
+        yield replace(reason, text=f"{which} {are} {reason.text}")
 
 
-def _why_not(path: str, places: list[_Place], walls: tuple[Wall, ...], states: Mapping[str, PathState]) -> str | None:
+def _why_not(
+    path: str, places: list[_Place], walls: tuple[Wall, ...], states: Mapping[str, PathState]
+) -> Reason | None:
+    """Why one path was not taken, as what stands after `is`; None where it was only not the best."""
     state = states[path]
     if not state.open:
         wall = next(w for w in walls if path in w.closes)
-        return f"closed: {wall.fact} ({wall.code})"
+        return Reason(About.CLOSED, f"closed: {wall.fact} ({wall.code})", wall.code)
     if state.fits is not False:
         return None
     if path in VLLM_PATHS and any(p.refused for p in places):
-        return "open, but vLLM's start was refused for want of memory"
+        return Reason(About.ROOM, "open, but vLLM's start was refused for want of memory")
     settled = [s for p in places if (s := p.settled.get(path)) and path not in p.closed]
     least = min(settled, key=lambda s: s.need_gib, default=None)
-    return "open, but too large" + (f": {least.reason}" if least else "")
+    return Reason(About.ROOM, "open, but too large" + (f": {least.reason}" if least else ""))

@@ -60,7 +60,7 @@ def _head(d: Diagnosis, style: Style, verbose: bool, notes: Sequence[str]) -> st
         if part:
             lines.append(_paragraph(part, 2, 4))
     lines += [_paragraph(f"proved here: {scrub(proof, None)}", 2, 4) for proof in _proofs(d)]
-    reasons = d.plan.reasons if verbose else phrases.further_reasons(d)
+    reasons = [r.text for r in d.plan.reasons] if verbose else phrases.further_reasons(d)
     lines += [_paragraph(f"- {scrub(reason, None)}", 2, 4) for reason in reasons]
     lines += [_paragraph(f"note: {scrub(note, None)}", 2, 8) for note in notes]
     return "\n".join(lines)
@@ -184,7 +184,7 @@ def markdown(d: Diagnosis, *, notes: Sequence[str] = ()) -> str:
     lines = [f"### grpo-doctor: {_plain(phrases.verdict(d))}", ""]
     details = [part for part in (phrases.how(d), phrases.memory(d), phrases.batch(d)) if part]
     details += [f"proved here: {scrub(proof, None)}" for proof in _proofs(d)]
-    details += [scrub(r, None) for r in d.plan.reasons] + [f"note: {scrub(n, None)}" for n in notes]
+    details += [scrub(r.text, None) for r in d.plan.reasons] + [f"note: {scrub(n, None)}" for n in notes]
     lines += [f"- {_plain(part)}" for part in details]
     lines += ["", "| path | state | why |", "|---|---|---|"]
     lines += [f"| `{name}` | {state} | {_plain(why)} |" for name, state, why in phrases.path_rows(d)]

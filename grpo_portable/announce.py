@@ -46,8 +46,8 @@ def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None, other
         rows.append(("time", minutes))
     if others:
         rows.append(("others", others))
-    below = tuple(f"({wall.code})" for wall in _in_the_way(recipe, diagnosis))  # told there, with their helps
-    reasons = [reason for reason in settled.reasons if not reason.endswith(below)]
+    below = {wall.code for wall in _in_the_way(recipe, diagnosis)}  # told there, with their helps
+    reasons = [reason.text for reason in settled.reasons if reason.wall not in below]
     rows += [("because" if i == 0 else "", clause(reason)) for i, reason in enumerate(reasons)]
     lines = ["plan"] + [line for name, text in rows for line in _row(name, text)]
     closing = _closing(recipe, diagnosis)

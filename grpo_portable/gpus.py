@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from doctor.diagnosis import Diagnosis, Memory
+from doctor.diagnosis import About, Diagnosis, Memory, Reason
 from doctor.plan import card_memory
 from doctor.readings import Card, cards
 from doctor.spread import most_sharing
@@ -37,10 +37,10 @@ def on_gpus(recipe: Recipe, diagnosis: Diagnosis, asked: tuple[int, ...] | None)
         return diagnosis
     chosen, why = _shared(recipe, diagnosis.plan.gpus if asked is None else asked)
     free = [card_memory(diagnosis.facts, found[index].gpu)[0] for index in chosen if index in found]
+    kept = [reason for reason in diagnosis.plan.reasons if reason.about is not About.GPUS]
     told = list(reasons(diagnosis))
-    kept = [r for r in diagnosis.plan.reasons if r not in told]
     if asked is not None:
-        told = [f"GPU {', '.join(map(str, asked))} {'were' if len(asked) > 1 else 'was'} asked for"]
+        told = [_reason(f"GPU {', '.join(map(str, asked))} {'were' if len(asked) > 1 else 'was'} asked for")]
     told += why
     before = diagnosis.plan.memory
     least = min((gib for gib in free if gib is not None), default=None)
@@ -49,17 +49,13 @@ def on_gpus(recipe: Recipe, diagnosis: Diagnosis, asked: tuple[int, ...] | None)
     return replace(diagnosis, plan=plan)
 
 
-def reasons(diagnosis: Diagnosis) -> tuple[str, ...]:
+def reasons(diagnosis: Diagnosis) -> tuple[Reason, ...]:
     """Those of the plan's reasons that say why these GPUs are taken."""
-    of_gpus = (
-        " equal cards are used",
-        " is left out:",
-        "One card is used",
-        " asked for",
-        "GPUs are used:",
-        "One GPU trains",
-    )
-    return tuple(reason for reason in diagnosis.plan.reasons if any(words in reason for words in of_gpus))
+    return tuple(reason for reason in diagnosis.plan.reasons if reason.about is About.GPUS)
+
+
+def _reason(text: str) -> Reason:
+    return Reason(About.GPUS, text)
 
 
 def _possible(asked: Sequence[int], found: dict[int, Card], diagnosis: Diagnosis) -> None:
@@ -83,17 +79,17 @@ def _possible(asked: Sequence[int], found: dict[int, Card], diagnosis: Diagnosis
         )
 
 
-def _shared(recipe: Recipe, wanted: Sequence[int]) -> tuple[tuple[int, ...], list[str]]:
+def _shared(recipe: Recipe, wanted: Sequence[int]) -> tuple[tuple[int, ...], list[Reason]]:
     """The GPUs that share a step evenly, and why fewer than were wanted."""
     if len(wanted) > 1 and recipe.backend == "unsloth":
-        return tuple(wanted[:1]), ["One GPU trains: Unsloth holds the weights of one process"]
+        return tuple(wanted[:1]), [_reason("One GPU trains: Unsloth holds the weights of one process")]
     count = most_sharing(len(wanted), recipe.prompts_per_step)
     if count == len(wanted):
         return tuple(wanted), []
     told = (
         f"{count} of {len(wanted)} GPUs are used: they share the {recipe.prompts_per_step} questions of a step evenly"
     )
-    return tuple(wanted[:count]), [told]
+    return tuple(wanted[:count]), [_reason(told)]
 
 
 def processes(diagnosis: Diagnosis, path: str) -> int:

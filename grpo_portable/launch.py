@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from doctor.diagnosis import Diagnosis, diagnosis_to_json
+from doctor.diagnosis import About, Diagnosis, Reason, diagnosis_to_json
 from doctor.facts import Facts, facts_to_json
 from grpo_portable import announce, catalogue, edited, planning, reach, saved, supervise
 from grpo_portable import run as run_folder
@@ -203,7 +203,8 @@ def prepare(
         known_files(recipe)
     can_run = None if facts_file else unavailable(recipe)
     settled, diagnosis = planning.plan(recipe, facts, auto=auto, can_run=can_run, asked=gpus)
-    return Prepared(Path(str(name)).stem, replace(settled, reasons=(*notes, *settled.reasons)), diagnosis)
+    told = [Reason(About.RUN, note) for note in notes]
+    return Prepared(Path(str(name)).stem, replace(settled, reasons=(*told, *settled.reasons)), diagnosis)
 
 
 def recipes(*, plain: bool, as_json: bool, facts_file: str | None) -> str:
@@ -370,8 +371,10 @@ def new_folder(prepared: Prepared, out: Path | None) -> run_folder.RunFolder:
 
 
 def _answer(prepared: Prepared) -> dict[str, Any]:
-    """The doctor's answer and the reasons of what was settled; a local model by its name, not by where it lies."""
-    answer = {**diagnosis_to_json(prepared.diagnosis), "settled": list(prepared.settled.reasons)}
+    """The doctor's answer and what was settled, with its reasons; a local model by its name, not by where it lies."""
+    settled = prepared.settled
+    answer = {**diagnosis_to_json(prepared.diagnosis), "settled": [reason.text for reason in settled.reasons]}
+    answer |= {"asked": settled.recipe.path if settled.asked else None, "passed": dict(settled.passed)}
     model = answer["plan"]["model"]
     if model and Path(model).expanduser().exists():
         answer["plan"]["model"] = Path(model).name

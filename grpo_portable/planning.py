@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from doctor import memory, speed, speed_cpu
-from doctor.diagnosis import PATHS, SPREAD_PATHS, Diagnosis
+from doctor.diagnosis import PATHS, SPREAD_PATHS, About, Diagnosis
 from doctor.facts import Facts
 from doctor.plan import card_memory, diagnose
 from doctor.readings import cards, system_gib, update_options
@@ -26,7 +26,7 @@ from grpo_portable.ladder import CPU_PARAMETERS_LIMIT
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.available import unserved
 from grpo_portable.rollout.vllm_settings import block_refusal
-from grpo_portable.settle import UNSLOTH_PASSED_OVER, Settled, settle
+from grpo_portable.settle import Settled, settle
 
 
 def plan(
@@ -93,7 +93,7 @@ def _planned(
 
     settled, diagnosis = settled_on(recipe)
     if recipe.backend == "unsloth" and settled.recipe.backend == "plain":  # no weights are shared: another memory
-        why = [reason for reason in settled.reasons if reason.startswith(UNSLOTH_PASSED_OVER)]
+        why = [reason for reason in settled.reasons if reason.about is About.BACKEND]
         settled, diagnosis = settled_on(replace(recipe, backend="plain"))
         settled = replace(settled, reasons=(*settled.reasons, *why))
     if settled.recipe.path != "cpu":  # where the path was asked for, the doctor's reasons are not among its own

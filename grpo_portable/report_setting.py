@@ -101,15 +101,15 @@ def closed_paths(plan: Json, path: str | None, events: Sequence[Json] = ()) -> l
 
 def _not_taken(path: str, plan: Json, left_out: Mapping[str, str]) -> str | None:
     """Why an open path was not even tried, None for one that is not open."""
-    state, settled = (plan.get("paths") or {}).get(path) or {}, [str(reason) for reason in plan.get("settled") or []]
-    if passed := next((r for r in settled if r.startswith(f"{path} is passed over")), None):
-        return _clause(passed.partition(": ")[2])
+    state, asked = (plan.get("paths") or {}).get(path) or {}, plan.get("asked")
+    if passed := (plan.get("passed") or {}).get(path):
+        return _clause(passed)
     if state.get("fits") is False:
         return "open, but the run does not fit into memory there"
     if not state.get("open"):
         return None
-    asked = next((r for r in settled if r.startswith("path ") and r.endswith(" was asked for")), None)
-    return f"open, and not taken: {left_out.get(path) or plain(asked or 'the reason is not recorded')}"
+    wanted = plain(f"path {asked} was asked for" if asked else "the reason is not recorded")
+    return f"open, and not taken: {left_out.get(path) or wanted}"
 
 
 def _fallbacks(events: Sequence[Json]) -> list[tuple[Json, str, str]]:

@@ -7,10 +7,10 @@ run folder keeps, so that running it again without `--auto` repeats the run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from doctor import memory
-from doctor.diagnosis import PATHS, Diagnosis, Wall
+from doctor.diagnosis import PATHS, About, Diagnosis, Reason, Wall
 from doctor.readings import cards
 from grpo_portable.combinations import FLOAT16_PATHS, float16_refusal, samples_elsewhere
 from grpo_portable.errors import PathClosed, RecipeError
@@ -19,18 +19,22 @@ from grpo_portable.recipe import Recipe, check
 # Walls of speed alone: who names the path gets it, to measure it for instance.
 INSISTED = frozenset({"FP8-HF-UNPROVEN"})
 UNSLOTH_WALLS = ("LOCK-UNSLOTH", "LOCK-UNSLOTH-VLLM", "PAIR-ZOO-WARMUP", "PAIR-TOOL-MASK")
-UNSLOTH_PASSED_OVER = "the Unsloth backend is passed over"
 UNSLOTH_FP8 = (9, 0)  # unsloth/models/loader_utils.py: _get_fp8_mode_and_check_settings
 UNKNOWN_MICRO_BATCH, UNKNOWN_ROWS = 4, 64  # where the model's shape is not known
 
 
 @dataclass(frozen=True)
 class Settled:
-    """`ledger` is the memory of the path that runs, None when the model's shape is not known."""
+    """`ledger` is the memory of the path that runs, None when the model's shape is not known.
+
+    `asked`: whether the recipe named its path; `passed`: open paths above it that could not be taken, and why.
+    """
 
     recipe: Recipe
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
     ledger: memory.Settled | None = None
+    asked: bool = False
+    passed: Mapping[str, str] = field(default_factory=dict)
 
 
 def settle(
@@ -56,18 +60,17 @@ def settle(
             )
     else:
         _named(recipe)
-    path, reasons = _path(recipe, diagnosis, can_run, ledger_of)
+    path, reasons, passed = _path(recipe, diagnosis, can_run, ledger_of)
     if recipe.dora and path == "qlora-hf":
         reasons.append(
-            "DoRA de-quantises every base weight in every forward pass: expect slow updates on 4-bit weights"
+            _reason("DoRA de-quantises every base weight in every forward pass: expect slow updates on 4-bit weights")
         )
     backend, why = _backend(recipe, path, diagnosis, auto=auto)
     reasons += why
     fsdp = recipe.fsdp is True and processes(path) > 1
     if fsdp:
-        reasons.append(
-            f"the frozen weights lie in parts on {processes(path)} GPUs (FSDP2): one has no room for all of them"
-        )
+        where = f"in parts on {processes(path)} GPUs (FSDP2)"
+        reasons.append(_reason(f"the frozen weights lie {where}: one has no room for all of them"))
     settled = replace(
         recipe,
         path=path,
@@ -78,10 +81,14 @@ def settle(
     ledger = ledger_of(path)
     settled = _sizes(settled, diagnosis, ledger, processes(path), reasons)
     check(settled, "the settled recipe")
-    return Settled(settled, tuple(reasons), ledger)
+    return Settled(settled, tuple(reasons), ledger, recipe.path != "auto", passed)
 
 
-def _backend(recipe: Recipe, path: str, diagnosis: Diagnosis, *, auto: bool) -> tuple[str, list[str]]:
+def _reason(text: str) -> Reason:
+    return Reason(About.RUN, text)
+
+
+def _backend(recipe: Recipe, path: str, diagnosis: Diagnosis, *, auto: bool) -> tuple[str, list[Reason]]:
     """Who holds the policy and samples from it, and the reasons. PathClosed when Unsloth was asked for and cannot be had.
 
     Unsloth is never chosen by itself: it changes libraries in the process and holds them to older versions, and what it saves,
@@ -89,19 +96,18 @@ def _backend(recipe: Recipe, path: str, diagnosis: Diagnosis, *, auto: bool) -> 
     """
     if samples_elsewhere(recipe):
         told = f"rollouts come from the vLLM server at {recipe.vllm_server}; if it fails, from the path's own engine"
-        return "server", [told]
+        return "server", [Reason(About.BACKEND, told)]
     if recipe.backend != "unsloth":
         return "plain", []
     why_not = unsloth_refusal(recipe, path, diagnosis)
     if why_not is None:
-        return "unsloth", [
-            "the weights are shared between vLLM and the trainer by Unsloth; if it fails, each has its own"
-        ]
+        told = "the weights are shared between vLLM and the trainer by Unsloth; if it fails, each has its own"
+        return "unsloth", [Reason(About.BACKEND, told)]
     if not auto:
         raise PathClosed(
             "the Unsloth backend cannot run here", because=why_not, help="set backend to plain, or see `grpo-doctor`"
         )
-    return "plain", [f"{UNSLOTH_PASSED_OVER}: {why_not}"]
+    return "plain", [Reason(About.BACKEND, f"the Unsloth backend is passed over: {why_not}")]
 
 
 def unsloth_refusal(recipe: Recipe, path: str, diagnosis: Diagnosis) -> str | None:
@@ -137,10 +143,12 @@ def _path(
     diagnosis: Diagnosis,
     can_run: Mapping[str, str | None],
     ledger_of: Callable[[str], memory.Settled | None],
-) -> tuple[str, list[str]]:
+) -> tuple[str, list[Reason], dict[str, str]]:
+    """The path, the reasons for it, and the open paths that were passed over, each with its own."""
     if recipe.path != "auto":
         path = _asked_for(recipe, diagnosis, can_run)
-        return path, [f"path {path} was asked for", *(f"but: {wall.fact}" for wall in _insisted(diagnosis, path))]
+        told = [f"path {path} was asked for", *(f"but: {wall.fact}" for wall in _insisted(diagnosis, path))]
+        return path, [_reason(text) for text in told], {}
     reasons, passed = list(diagnosis.plan.reasons), dict[str, str]()
     for path in PATHS:
         state = diagnosis.paths.get(path)
@@ -148,9 +156,9 @@ def _path(
             continue
         why_not = can_run.get(path) or _unfit(recipe, diagnosis, path)
         if why_not is None:
-            return path, reasons
-        passed.setdefault(why_not, path)
-        reasons.append(f"{path} is passed over: {why_not}")
+            return path, reasons, passed
+        passed[path] = why_not
+        reasons.append(_reason(f"{path} is passed over: {why_not}"))
     raise _nothing_left(recipe, diagnosis, passed, ledger_of)
 
 
@@ -159,7 +167,7 @@ def _nothing_left(
 ) -> PathClosed:
     """Why no path is left: all are closed, none has room, or the open ones cannot run this recipe.
 
-    `passed`: reason → the first path that it kept from running.
+    `passed`: open path → what kept it from running.
     """
     wall = diagnosis.walls[0] if diagnosis.walls else None
     if not any(state.open for state in diagnosis.paths.values()):
@@ -172,8 +180,11 @@ def _nothing_left(
     needs = [found for p in too_large if (found := ledger_of(p)) is not None and found.fits is False]
     least = min(needs, key=lambda found: found.need_gib, default=None)
     gpu_closed = next((w for w in diagnosis.walls if {"bf16-hf", "fp16-hf"} & set(w.closes)), None)
-    because = [least.reason] if least else [gpu_closed.fact] if gpu_closed and set(passed.values()) <= {"cpu"} else []
-    because += [f"{path} is passed over: {why_not}" for why_not, path in passed.items()]
+    because = [least.reason] if least else [gpu_closed.fact] if gpu_closed and set(passed) <= {"cpu"} else []
+    once: dict[str, str] = {}
+    for path, why_not in passed.items():
+        once.setdefault(why_not, path)
+    because += [f"{path} is passed over: {why_not}" for why_not, path in once.items()]
     helps = ["`grpo-portable recipes` says what fits here"]
     if least or not gpu_closed:
         helps.append("a smaller model or a lower max_completion_tokens needs less")
@@ -226,7 +237,7 @@ def _no_8_bit_states(recipe: Recipe, diagnosis: Diagnosis) -> str | None:
 
 
 def _sizes(
-    recipe: Recipe, diagnosis: Diagnosis, ledger: memory.Settled | None, processes: int, reasons: list[str]
+    recipe: Recipe, diagnosis: Diagnosis, ledger: memory.Settled | None, processes: int, reasons: list[Reason]
 ) -> Recipe:
     """Micro-batch, rows and checkpointing: the ledger's where it knows the model, small and safe where it does not."""
     completions = recipe.prompts_per_step * recipe.group_size // processes
@@ -235,7 +246,7 @@ def _sizes(
         room = min(ledger.micro_batch if ledger else UNKNOWN_MICRO_BATCH, completions)
         changes["micro_batch"] = max(d for d in range(1, room + 1) if completions % d == 0)
         each = " in each process" if processes > 1 else ""
-        reasons.append(f"micro-batch {changes['micro_batch']} of {completions} completions a step{each}")
+        reasons.append(_reason(f"micro-batch {changes['micro_batch']} of {completions} completions a step{each}"))
     if recipe.rollout_rows == "auto":
         changes["rollout_rows"] = max(1, ledger.rollout_rows if ledger else min(UNKNOWN_ROWS, completions))
     if recipe.gradient_checkpointing == "auto":
@@ -244,7 +255,7 @@ def _sizes(
     if recipe.optimizer == "auto" or no_8_bit:
         changes["optimizer"] = "adamw"
     if no_8_bit:
-        reasons.append(f"the optimizer keeps 32-bit states: {no_8_bit}")
+        reasons.append(_reason(f"the optimizer keeps 32-bit states: {no_8_bit}"))
     return replace(recipe, **changes)  # type: ignore[arg-type]
 
 

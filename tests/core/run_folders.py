@@ -123,6 +123,7 @@ PLAN = {
     "schema": 1,
     "plan": {"path": "bf16-hf", "reasons": ["bf16-hf is the fastest open path"]},
     "settled": ["bf16-hf is the fastest open path", "fp8-hf is passed over: no engine here reads FP8 weights."],
+    "passed": {"fp8-hf": "no engine here reads FP8 weights."},
     "walls": [
         {
             "code": "NO_VLLM",

@@ -143,7 +143,7 @@ def test_dora_takes_a_path_without_vllm() -> None:
     assert planning.plan(plain, facts, auto=True)[0].recipe.path.endswith("-vllm")
     settled, _ = planning.plan(replace(plain, dora=True), facts, auto=True)
     assert settled.recipe.path.endswith("-hf")
-    assert any("not DoRA" in reason for reason in settled.reasons)
+    assert any("not DoRA" in reason.text for reason in settled.reasons)
 
 
 def test_a_large_model_goes_to_the_cpu_only_when_told_to() -> None:
@@ -159,14 +159,14 @@ def test_8_bit_states_stay_off_the_cpu() -> None:
     recipe = replace(recipe_of("gsm8k-smollm2-135m-cpu"), optimizer="adamw_8bit")
     settled, _ = planning.plan(recipe, laptop, auto=True)
     assert settled.recipe.optimizer == "adamw"
-    assert any("8-bit" in reason for reason in settled.reasons)
+    assert any("8-bit" in reason.text for reason in settled.reasons)
 
 
 def test_8_bit_states_need_bitsandbytes() -> None:
     facts = card("NVIDIA A100-SXM4-80GB", "8.0", 80.0, bitsandbytes="absent")
     settled, _ = planning.plan(recipe_of("dapo-llama-3.2-1b-fp8"), facts, auto=True)
     assert (settled.recipe.path, settled.recipe.optimizer) == ("bf16-hf", "adamw")
-    assert any("32-bit states: bitsandbytes is not installed" in reason for reason in settled.reasons)
+    assert any("32-bit states: bitsandbytes is not installed" in reason.text for reason in settled.reasons)
     with_it = card("NVIDIA A100-SXM4-80GB", "8.0", 80.0)
     assert planning.plan(recipe_of("dapo-llama-3.2-1b-fp8"), with_it, auto=True)[0].recipe.optimizer == "adamw_8bit"
 

@@ -304,7 +304,7 @@ def planned(facts: Any, *, auto: bool = True, asked: tuple[int, ...] | None = No
 def test_it_runs_where_its_locks_hold() -> None:
     settled = planned(machine())
     assert (settled.recipe.path, settled.recipe.backend) == ("fp8-vllm", "unsloth")
-    assert any("shared between vLLM and the trainer by Unsloth" in reason for reason in settled.reasons)
+    assert any("shared between vLLM and the trainer by Unsloth" in reason.text for reason in settled.reasons)
     assert planned(machine(), backend="auto").recipe.backend == "plain"  # never by itself
 
 
@@ -323,7 +323,7 @@ def test_where_they_do_not_hold_auto_goes_on_without_and_says_so(
 ) -> None:
     settled = planned(machine(**packages), **changes)
     assert settled.recipe.backend == "plain"
-    assert why is None or any(why in reason for reason in settled.reasons)
+    assert why is None or any(why in reason.text for reason in settled.reasons)
     if why is not None:
         with pytest.raises(PathClosed, match=why):
             planned(machine(**packages), auto=False, path="fp8-vllm", **changes)
@@ -348,7 +348,7 @@ def test_of_two_gpus_one_trains() -> None:
 def test_an_import_that_failed_is_told_in_its_words() -> None:
     facts = machine()
     failed = replace(facts, probes={**facts.probes, "unsloth_import": Probe(False, "ImportError: torchao")})
-    assert any("ImportError: torchao" in reason for reason in planned(failed).reasons)
+    assert any("ImportError: torchao" in reason.text for reason in planned(failed).reasons)
 
 
 # --- memory

@@ -9,6 +9,7 @@ import pytest
 from machine_cases import CU130, OK, card, machine, torch
 
 from doctor import memory
+from doctor.diagnosis import About
 from doctor.facts import Facts, facts_from_json
 from doctor.plan import diagnose
 from doctor.shapes import shape_of
@@ -69,8 +70,15 @@ def test_the_ledger_is_of_one_card_with_its_share_and_the_least_free_memory() ->
 def test_named_gpus_are_taken_and_said() -> None:
     _, diagnosis = planned(facts(*[L4] * 4), asked=(1, 3))
     assert diagnosis.plan.gpus == (1, 3)
-    assert "GPU 1, 3 were asked for" in diagnosis.plan.reasons
-    assert not any("equal cards are used" in reason for reason in diagnosis.plan.reasons)
+    assert [reason.text for reason in gpus.reasons(diagnosis)] == ["GPU 1, 3 were asked for"]
+
+
+@pytest.mark.parametrize("path", ["auto", "bf16-hf"])
+def test_why_these_gpus_is_told_once_also_where_the_path_was_asked_for(path: str) -> None:
+    settled, diagnosis = planned(facts(L4, L4, {**L4, "display": True}), path=path)
+    about = [reason for reason in settled.reasons if reason.about is About.GPUS]
+    assert about == list(gpus.reasons(diagnosis)) and len(about) == 2
+    assert about[0].text.startswith("2 equal cards") and "it draws the screen" in about[1].text
 
 
 @pytest.mark.parametrize(
@@ -94,7 +102,7 @@ def test_unsloth_holds_the_weights_of_one_process() -> None:
     recipe = replace(RECIPE, backend="unsloth")
     taken = gpus.on_gpus(recipe, diagnose(facts(L4, L4), recipe.model), None)
     assert taken.plan.gpus == (0,)
-    assert any("One GPU trains" in reason for reason in gpus.reasons(taken))
+    assert "One GPU trains" in gpus.reasons(taken)[-1].text
 
 
 def answer(count: int, taken: list[int], **of_each: Any) -> dict[str, Any]:
@@ -151,7 +159,7 @@ def test_weights_lie_in_parts_where_one_card_has_no_room_and_a_server_samples() 
     settled, diagnosis = planned(facts(*[L4] * 4), model="Qwen/Qwen3-14B", path="bf16-hf", vllm_server=SERVER)
     assert settled.recipe.fsdp is True and diagnosis.plan.gpus == (0, 1, 2, 3)
     assert settled.ledger.fits and settled.ledger.ledger["weights"] < 12 and "kv_cache" not in settled.ledger.ledger
-    assert any("in parts on 4 GPUs" in reason for reason in settled.reasons)
+    assert any("in parts on 4 GPUs" in reason.text for reason in settled.reasons)
     small, _ = planned(facts(*[L4] * 4), path="bf16-hf", vllm_server=SERVER)
     assert small.recipe.fsdp is False, "what fits is kept whole"
 

@@ -229,7 +229,7 @@ def fallback(left, to, **more):
     ("plan", "path", "events", "lines"),
     [
         (
-            {"paths": {"fp8-hf": {"open": True, "fits": False}, "bf16-hf": FITS}, "settled": []},
+            {"paths": {"fp8-hf": {"open": True, "fits": False}, "bf16-hf": FITS}},
             "qlora-hf",
             [],
             [
@@ -238,7 +238,7 @@ def fallback(left, to, **more):
             ],
         ),
         (
-            {"paths": {"bf16-hf": FITS, "fp16-hf": FITS}, "settled": ["path qlora-hf was asked for", "micro-batch 64"]},
+            {"paths": {"bf16-hf": FITS, "fp16-hf": FITS}, "asked": "qlora-hf"},
             "qlora-hf",
             [],
             ["- `bf16-hf`, `fp16-hf`: open, and not taken: path qlora-hf was asked for"],
@@ -275,7 +275,7 @@ def fallback(left, to, **more):
         (  # asked for one path, and below it left out another; a run that did not note why
             {
                 "paths": dict.fromkeys(("fp8-vllm", "bf16-vllm", "fp16-vllm"), FITS),
-                "settled": ["path bf16-vllm was asked for"],
+                "asked": "bf16-vllm",
             },
             "fp8-hf",
             [fallback("bf16-vllm (unsloth)", "bf16-vllm"), fallback("bf16-vllm", "fp8-hf")],

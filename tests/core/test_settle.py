@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from doctor import memory
-from doctor.diagnosis import PATHS, Diagnosis, Help, PathState, Plan, Wall
+from doctor.diagnosis import PATHS, About, Diagnosis, Help, PathState, Plan, Reason, Wall
 from doctor.facts import Facts
 from grpo_portable import announce
 from grpo_portable.catalogue import pick
@@ -24,11 +24,14 @@ NO_VLLM = Wall(
 )
 
 
+FREE = Reason(About.MEMORY, "24 GiB are free")
+
+
 def diagnosis(path, closed=(), misfits=(), walls=(FP8, NO_VLLM)):
     states = {
         p: PathState(p not in closed, p not in misfits, tuple(w.code for w in walls if p in w.closes)) for p in PATHS
     }
-    plan = Plan(path, "portable", "bfloat16", None, (0,), "org/model", None, None, None, ("24 GiB are free",))
+    plan = Plan(path, "portable", "bfloat16", None, (0,), "org/model", None, None, None, (FREE,))
     return Diagnosis(plan, walls, states, None, Facts())
 
 
@@ -52,7 +55,7 @@ def test_nothing_is_auto_afterwards_and_the_reasons_stay():
     )
     assert (settled.recipe.path, settled.recipe.micro_batch, settled.recipe.rollout_rows) == ("bf16-hf", 16, 128)
     assert settled.recipe.eval_data == "org/data"
-    assert settled.reasons[0] == "24 GiB are free"
+    assert settled.reasons[0] == FREE
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,8 @@ def test_a_path_without_an_engine_here_is_passed_over_with_the_reason():
         ledger_of=LEDGER,
     )
     assert settled.recipe.path == "fp16-vllm"
-    assert "fp8-vllm is passed over: no engine" in settled.reasons
+    assert settled.passed == {"fp8-vllm": "no engine", "bf16-vllm": "none"} and not settled.asked
+    assert "fp8-vllm is passed over: no engine" in [reason.text for reason in settled.reasons]
 
 
 def test_a_path_without_room_is_no_choice():
@@ -105,7 +109,8 @@ def test_a_path_closed_for_its_speed_alone_is_given_to_who_asks_for_it():
     machine = diagnosis("bf16-hf", CLOSED, walls=(NO_VLLM, slow))
     settled = settle(asked, machine, auto=True, can_run=RUNS, ledger_of=LEDGER)
     assert settled.recipe.path == "fp8-hf"
-    assert settled.reasons[:2] == ("path fp8-hf was asked for", f"but: {slow.fact}")
+    assert settled.asked and not settled.passed
+    assert [reason.text for reason in settled.reasons[:2]] == ["path fp8-hf was asked for", f"but: {slow.fact}"]
     assert settle(RECIPE, machine, auto=True, can_run=RUNS, ledger_of=LEDGER).recipe.path == "bf16-hf"
     with pytest.raises(PathClosed, match="fp8-hf is closed"):
         settle(asked, diagnosis("bf16-hf", CLOSED, walls=(FP8, slow)), auto=True, can_run=RUNS, ledger_of=LEDGER)
@@ -165,7 +170,7 @@ def test_the_plan_as_text_says_what_why_and_what_was_closed():
 
 def test_a_wall_that_is_told_below_is_no_reason_above():
     d = diagnosis("bf16-hf", CLOSED)
-    plan = replace(d.plan, reasons=("24 GiB are free", "fp8-vllm is closed: the card has no FP8 (FP8-CC-89)"))
+    plan = replace(d.plan, reasons=(FREE, Reason(About.CLOSED, "fp8-vllm is closed: the card has no FP8", "FP8-CC-89")))
     settled = settle(RECIPE, replace(d, plan=plan), auto=True, can_run=RUNS, ledger_of=LEDGER)
     text = announce.plan_text(settled, d, None)
     assert "24 GiB are free" in text and text.count("the card has no FP8") == 1

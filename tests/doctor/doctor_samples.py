@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from doctor.diagnosis import PATHS, VLLM_PATHS, Diagnosis, Help, Memory, PathState, Plan, Wall
+from doctor.diagnosis import PATHS, VLLM_PATHS, About, Diagnosis, Help, Memory, PathState, Plan, Reason, Wall
 from doctor.facts import Driver, Facts, Gpu, Host, Probe, Toolkit
 
 RTX_5090 = Gpu(0, "nvidia", "NVIDIA GeForce RTX 5090", "12.0", None, 31.8, 31.0, False, False)
@@ -70,6 +70,7 @@ def diagnosis(path: str | None = "bf16-hf", *, walls: tuple[Wall, ...] | None = 
     }
     ledger = {"weights": 7.5, "kv_cache": 2.2, "activations": 1.9, "workspace": 1.4, "optimizer": 0.5}
     plan = Plan(path, "portable", "bfloat16", None, (0,), "Qwen/Qwen3-4B", Memory(13.5, 31.0, ledger), 4, 64,
-                ("bfloat16, since compute capability 12.0 >= 8.0", "fp8-hf is closed (FP8-HF-UNPROVEN)"))  # fmt: skip
+                (Reason(About.UNKNOWN, "bfloat16, since compute capability 12.0 >= 8.0"),
+                 Reason(About.CLOSED, "fp8-hf is closed (FP8-HF-UNPROVEN)", "FP8-HF-UNPROVEN")))  # fmt: skip
     values: dict[str, Any] = {"plan": plan, "walls": walls, "paths": paths, "after_fix": "fp8-vllm", "facts": facts()}
     return Diagnosis(**(values | changes))

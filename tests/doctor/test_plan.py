@@ -8,7 +8,7 @@ import pytest
 from machine_cases import CU128, CU130, OK, VLLM, amd, card, driver, failed, machine, torch, with_probes
 
 from doctor import phrases, walls_gpu
-from doctor.diagnosis import PATHS, Diagnosis
+from doctor.diagnosis import PATHS, About, Diagnosis, Reason
 from doctor.facts import Gpu, facts_from_json
 from doctor.memory import settle
 from doctor.plan import card_memory, diagnose
@@ -90,7 +90,7 @@ def test_without_a_model_nothing_is_said_about_memory() -> None:
 
 def test_an_unknown_model_fits_as_far_as_anybody_knows() -> None:
     d = plan(machine(card("A100", "8.0", 79.2), **_VLLM), "somebody/some-model")
-    assert d.plan.path == "bf16-vllm" and any("is not known here" in r for r in d.plan.reasons)
+    assert d.plan.path == "bf16-vllm" and any("is not known here" in r.text for r in d.plan.reasons)
 
 
 def test_open_is_about_the_machine_and_fits_about_memory() -> None:
@@ -98,7 +98,7 @@ def test_open_is_about_the_machine_and_fits_about_memory() -> None:
     d = plan(machine(card("RTX 4090", "8.9", 23.5, 1.0), **_VLLM))
     assert all(d.paths[p].open and d.paths[p].fits is False for p in ("fp8-vllm", "bf16-vllm", "bf16-hf", "qlora-hf"))
     assert d.plan.path == "cpu" and d.after_fix == "fp8-vllm"
-    assert any("open, but too large" in r for r in d.plan.reasons)
+    assert any("open, but too large" in r.text for r in d.plan.reasons)
 
 
 def test_a_start_refused_for_memory_outranks_the_ledger() -> None:
@@ -154,9 +154,8 @@ def test_each_card_is_judged_by_itself() -> None:
 def test_equal_cards_train_together_and_the_least_free_memory_decides() -> None:
     d = plan(machine(card("L4", "8.9", 22.0, 20.0), card("L4", "8.9", 22.0, 21.0)))
     assert d.plan.gpus == (0, 1) and d.plan.memory is not None and d.plan.memory.have_gib == 20.0
-    assert "2 equal cards are used, one process each: GPU 0, 1; the least free on any of them, 20.0 GiB, decides" in (
-        d.plan.reasons
-    )
+    told = "2 equal cards are used, one process each: GPU 0, 1; the least free on any of them, 20.0 GiB, decides"
+    assert Reason(About.GPUS, told) in d.plan.reasons
 
 
 @pytest.mark.parametrize(
@@ -175,7 +174,7 @@ def test_which_cards_train_together(cards: list[dict[str, Any]], gpus: tuple[int
     facts = machine(*({**gpu, "index": index} for index, gpu in enumerate(cards)))
     told = diagnose(facts_from_json(facts), _4B).plan
     assert told.gpus == gpus
-    assert why in "; ".join(told.reasons)
+    assert why in "; ".join(reason.text for reason in told.reasons if reason.about is About.GPUS)
 
 
 @pytest.mark.parametrize(
@@ -187,14 +186,14 @@ def test_what_nccl_lacks_leaves_one_card(changes: dict[str, Any], why: str) -> N
     facts = machine(card("L4", "8.9", 22.0), card("L4", "8.9", 22.0))
     facts = {**facts, **changes, "host": {**facts["host"], **changes.get("host", {})}}
     told = diagnose(facts_from_json(facts), _06B).plan
-    assert len(told.gpus) == 1 and any(why in reason for reason in told.reasons)
+    assert len(told.gpus) == 1 and any(why in reason.text for reason in told.reasons if reason.about is About.GPUS)
 
 
 def test_fp16_paths_count_only_without_bf16() -> None:
     """Where bf16-hf is too large, fp16-hf would be as large: 4 bit comes next, and float16 is not mentioned."""
     d = plan(machine(card("RTX 4060", "8.9", 8.0), **_VLLM))
     assert d.paths["fp16-hf"].open and d.plan.path == "qlora-hf"
-    assert not any("fp16" in r for r in d.plan.reasons)
+    assert not any("fp16" in r.text for r in d.plan.reasons)
 
 
 @pytest.mark.parametrize(
@@ -229,8 +228,10 @@ def test_the_first_run_says_what_the_machine_becomes() -> None:
     )  # fmt: skip
     d = plan(facts)
     assert d.plan.path is None and d.after_fix == "fp8-vllm" and not any(s.open for s in d.paths.values())
-    assert "Once torch and its set are installed this machine takes bf16-hf" in d.plan.reasons
-    assert "With all helps followed it could take fp8-vllm" in d.plan.reasons
+    assert [reason.text for reason in d.plan.reasons if reason.about is About.PROMISE] == [
+        "Once torch and its set are installed this machine takes bf16-hf",
+        "With all helps followed it could take fp8-vllm",
+    ]
     wall = d.walls[0]
     assert wall.code == "TORCH-ABSENT" and wall.closes == PATHS
     commands = [h.command for h in wall.help]
@@ -241,16 +242,21 @@ def test_the_first_run_says_what_the_machine_becomes() -> None:
 
 def test_reasons_group_paths_and_name_the_wall() -> None:
     d = plan(machine(card("RTX 4090", "8.9", 23.5)))
-    assert d.plan.reasons[0] == "bf16-hf on RTX 4090 is the best path that is open and fits"
+    chosen = "bf16-hf on RTX 4090 is the best path that is open and fits"
+    assert d.plan.reasons[0] == Reason(About.CHOICE, chosen)
     assert any(
-        r.startswith("fp8-vllm, bf16-vllm are closed: vLLM is not installed") and "(VLLM-ABSENT)" in r
+        r.text.startswith("fp8-vllm, bf16-vllm are closed: vLLM is not installed") and r.wall == "VLLM-ABSENT"
         for r in d.plan.reasons
     )
 
 
 def test_nothing_fits() -> None:
     d = plan(machine(card("RTX 4060", "8.9", 8.0), host={"ram_gib": 8.0}), "meta-llama/Llama-3.1-70B-Instruct")
-    assert d.plan.path is None and d.paths["bf16-hf"].open and d.plan.reasons[0] == "No path is open and fits"
+    assert (
+        d.plan.path is None
+        and d.paths["bf16-hf"].open
+        and d.plan.reasons[0] == Reason(About.CHOICE, "No path is open and fits")
+    )
     assert d.plan.engine is None and d.plan.gpus == () and d.plan.memory is None
 
 
