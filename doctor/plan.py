@@ -6,7 +6,6 @@ float16 paths count only on cards without bfloat16. Memory never closes a path: 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,10 +25,10 @@ from doctor.diagnosis import (
     Reason,
     Wall,
 )
-from doctor.facts import Facts, Gpu
+from doctor.facts import Facts
 from doctor.install_lines import after_install, torch_reaches
 from doctor.memory import Settled, settle
-from doctor.readings import Card, cards_or_unknown, system_gib, update_options
+from doctor.readings import Card, card_memory, cards_or_unknown, system_gib, update_options
 from doctor.shapes import Shape, shape_of
 from doctor.together import Together, together
 from doctor.walls import better, card_walls, closed_on, codes_closing, find_walls, lasting, machine_walls
@@ -38,7 +37,6 @@ from doctor.walls_model import model_walls
 
 _RANK = {path: place for place, path in enumerate(PATHS)}
 _FP16_OF = {"fp16-vllm": "bf16-vllm", "fp16-hf": "bf16-hf"}
-_NO_SLICE = re.compile(r"\b\dg\.(\d+)gb\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -144,19 +142,6 @@ def _places(facts: Facts, shape: Shape | None, own: Iterable[Wall], options: Map
     free = system_gib(facts)
     found.append(_Place(None, free, closed, _settle(shape, ("cpu",), free, True, options), False))
     return found
-
-
-def card_memory(facts: Facts, gpu: Gpu) -> tuple[float | None, bool]:
-    """GiB a run could have, and whether that is known to be free. A MIG slice has no more than its profile says."""
-    have, known = gpu.free_gib, True
-    if have is None and gpu.unified_memory:
-        have = system_gib(facts)
-    elif have is None:
-        have, known = gpu.total_gib, False
-    profile = _NO_SLICE.search(gpu.name or "") if gpu.mig else None
-    if have is not None and profile:
-        have = min(have, float(profile[1]))
-    return have, known and have is not None
 
 
 def _settle(

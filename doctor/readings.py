@@ -23,6 +23,7 @@ _BRANCHES: tuple[tuple[int, Pair], ...] = (
 )  # fmt: skip
 # Oldest branch that runs a build of this CUDA major (NVIDIA's compatibility guide, minor-version compatibility).
 OLDEST_BRANCH = {11: 450, 12: 525, 13: 580}
+_SLICE = re.compile(r"\b\dg\.(\d+)gb\b", re.IGNORECASE)  # of a MIG profile's name
 _HIDES_ALL = ("", "-1", "none", "nodevfiles")
 
 
@@ -191,6 +192,19 @@ def linux(facts: Facts) -> bool | None:
 def system_gib(facts: Facts) -> float | None:
     """GiB of system memory that a run could have: what is free, all there is where nobody said what is free."""
     return facts.host.ram_gib if facts.host.free_gib is None else facts.host.free_gib
+
+
+def card_memory(facts: Facts, gpu: Gpu) -> tuple[float | None, bool]:
+    """GiB a run could have, and whether that is known to be free. A MIG slice has no more than its profile says."""
+    have, known = gpu.free_gib, True
+    if have is None and gpu.unified_memory:
+        have = system_gib(facts)
+    elif have is None:
+        have, known = gpu.total_gib, False
+    profile = _SLICE.search(gpu.name or "") if gpu.mig else None
+    if have is not None and profile:
+        have = min(have, float(profile[1]))
+    return have, known and have is not None
 
 
 def update_options(facts: Facts) -> dict[str, bool]:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from doctor.diagnosis import About, Diagnosis, Memory, Reason
-from doctor.plan import card_memory
-from doctor.readings import Card, cards
+from doctor.readings import Card, card_memory, cards
 from doctor.spread import most_sharing
 from doctor.together import equal
 from doctor.walls_several import links

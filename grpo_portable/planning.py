@@ -12,8 +12,8 @@ from typing import Any
 from doctor import memory, speed, speed_cpu
 from doctor.diagnosis import PATHS, SPREAD_PATHS, About, Diagnosis
 from doctor.facts import Facts
-from doctor.plan import card_memory, diagnose
-from doctor.readings import cards, system_gib, update_options
+from doctor.plan import diagnose
+from doctor.readings import card_memory, cards, system_gib, update_options
 from doctor.shapes import Shape, shape_of
 from doctor.spread import most_sharing
 from doctor.together import equal

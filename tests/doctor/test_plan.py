@@ -11,7 +11,8 @@ from doctor import phrases, walls_gpu
 from doctor.diagnosis import PATHS, About, Diagnosis, Reason
 from doctor.facts import Gpu, facts_from_json
 from doctor.memory import settle
-from doctor.plan import card_memory, diagnose
+from doctor.plan import diagnose
+from doctor.readings import card_memory
 from doctor.readings import fused_norms
 from doctor.shapes import shape_of
 
