@@ -21,6 +21,7 @@ from doctor.shapes import shape_of
 from grpo_portable import engines, fast, ladder, planning, policy
 from grpo_portable.combinations import check
 from grpo_portable.errors import EngineError, EngineUnsupported, PathClosed, RecipeError
+from grpo_portable.phase import Doing, Phase
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Sampling
 from grpo_portable.rollout.reference import ReferenceRollout
@@ -268,11 +269,9 @@ def test_what_it_does_not_go_with_is_told_before_anything_loads(changes: dict) -
 def test_below_it_lies_the_same_path_without_it() -> None:
     top = ladder.Rung("fp8-vllm", 8, 64, "unsloth")
     for kind in ("engine", "import", "killed", "crash", "hang"):
-        step = ladder.next_step(
-            top, ladder.Ending(kind, "starting", "it failed"), ("fp8-vllm", "bf16-vllm", "bf16-hf"), 0
-        )
+        step = ladder.next_step(top, ladder.Ending(kind, Doing(), "it failed"), ("fp8-vllm", "bf16-vllm", "bf16-hf"), 0)
         assert step.rung == ladder.Rung("fp8-vllm", 8, 64) and "unsloth" in step.reason
-    less = ladder.next_step(top, ladder.Ending("oom", "update", "oom"), ("fp8-vllm",), 0)
+    less = ladder.next_step(top, ladder.Ending("oom", Doing(Phase.UPDATE), "oom"), ("fp8-vllm",), 0)
     assert less.rung == ladder.Rung("fp8-vllm", 4, 64, "unsloth")
 
 

@@ -16,6 +16,7 @@ from doctor.shapes import shape_of
 from grpo_portable import announce, gpus, planning, ranks_command, supervise
 from grpo_portable.errors import PathClosed, RecipeError, UsageError
 from grpo_portable.ladder import Ending, Rung, next_step
+from grpo_portable.phase import Doing, Phase
 from grpo_portable.recipe import Recipe, check
 
 L4 = card("NVIDIA L4", "8.9", 22.0)
@@ -184,9 +185,9 @@ def test_what_does_not_go_with_weights_in_parts_is_told_before_anything_loads(ch
 def test_weights_in_parts_have_no_lower_rung() -> None:
     rung = Rung("bf16-hf", 4, 16, backend="server", gpus=(0, 1), processes=2)
     for kind in ("engine", "collective", "crash"):
-        step = next_step(rung, Ending(kind, "rollout", "gone", 1), ("bf16-hf", "cpu"), 1, rung, (8, 8), True)
+        step = next_step(rung, Ending(kind, Doing(Phase.ROLLOUT), "gone", 1), ("bf16-hf", "cpu"), 1, rung, (8, 8), True)
         assert step.rung is None and "in parts" in step.reason
-    smaller = next_step(rung, Ending("oom", "update of step 2", "full", 1), ("bf16-hf",), 0, rung, (8, 8), True)
+    smaller = next_step(rung, Ending("oom", Doing(Phase.UPDATE), "full", 1), ("bf16-hf",), 0, rung, (8, 8), True)
     assert smaller.rung == replace(rung, micro_batch=2)
 
 

@@ -12,8 +12,7 @@ from doctor.diagnosis import PATHS, About, Diagnosis, Reason
 from doctor.facts import Gpu, facts_from_json
 from doctor.memory import settle
 from doctor.plan import diagnose
-from doctor.readings import card_memory
-from doctor.readings import fused_norms
+from doctor.readings import card_memory, fused_norms
 from doctor.shapes import shape_of
 
 _4B, _06B, _8B = "Qwen/Qwen3-4B", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"
