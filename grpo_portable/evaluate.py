@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import glob
 import json
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,18 +52,20 @@ def evaluate(
     file.parent.mkdir(parents=True, exist_ok=True)
     wanted, (first, every) = max(1, samples), turn
     size = chunk_size(len(data.questions), wanted, int(recipe.rollout_rows), every)
-    chunks = list(enumerate(_chunks(data, size)))[first::every]
+    chunks = list(_chunks(data, size))[first::every]
     found = _known((file, *known))
-    asked = {(q.id, k) for _, chunk in chunks for q, _ in chunk for k in range(wanted)}
+    asked = {(q.id, k) for chunk in chunks for q, _ in chunk for k in range(wanted)}
     right = sum(correct for key, correct in found.items() if key in asked)
     done = len(found.keys() & asked)
     progress(Progress(done, len(asked), right))
-    for number, chunk in chunks:
+    for chunk in chunks:
         missing = {(q.id, k) for q, _ in chunk for k in range(wanted)} - found.keys()
         if not missing:
             continue
-        # the whole chunk is asked again, so that a continued file holds what an uninterrupted one would
-        groups = engine.generate([ids for _, ids in chunk], wanted, _sampling(prompts, recipe, samples > 0, number))
+        # the whole chunk is asked again: products round by the rows beside them, so that a continued file holds to the bit what
+        # an uninterrupted one would
+        sampling = _sampling(prompts, recipe, [q for q, _ in chunk] if samples else [])
+        groups = engine.generate([ids for _, ids in chunk], wanted, sampling)
         for (question, _), group in zip(chunk, groups, strict=True):
             for k, completion in enumerate(group):
                 if (question.id, k) not in missing:
@@ -150,12 +153,15 @@ def _chunks(data: Fitted, size: int) -> Iterator[Sequence[tuple[Question, tuple[
         yield pairs[start : start + size]
 
 
-def _sampling(prompts: PromptBuilder, recipe: Recipe, sampled: bool, chunk: int) -> Sampling:
-    """Greedy is the model's first choice with nothing added; sampled draws from the whole distribution at eval_temperature."""
+def _sampling(prompts: PromptBuilder, recipe: Recipe, drawn: Sequence[Question]) -> Sampling:
+    """Greedy is the model's first choice with nothing added; answers to the questions `drawn`, if there are any, come from the
+    whole distribution at eval_temperature. Their noise is a question's and a sample's own: what memory made of chunks, and how
+    many processes share them, does not change it, and every stage draws with the same.
+    """
     return Sampling(
         max_tokens=recipe.max_completion_tokens,
-        temperature=recipe.eval_temperature if sampled else 0.0,
+        temperature=recipe.eval_temperature if drawn else 0.0,
         stop_ids=prompts.stop_ids,
         stop_strings=recipe.stop,
-        seed=(recipe.seed * 1_000_003 + chunk) % 2**31 if sampled else None,
+        seeds=tuple(random.Random(f"evaluation {recipe.seed} {q.id}").getrandbits(62) for q in drawn),
     )

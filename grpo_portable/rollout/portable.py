@@ -19,7 +19,7 @@ from grpo_portable.rollout.decoder import STEPS, Decoder, capacity_for
 from grpo_portable.rollout.family import read, unwrap
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling, TokenIds, silent
 from grpo_portable.rollout.reference import ReferenceRollout
-from grpo_portable.rollout.requests import check
+from grpo_portable.rollout.requests import check, noises
 from grpo_portable.rollout.sampler import Drawing, drawing_of, uniform
 from grpo_portable.rollout.schedule import Schedule, plan, row_buckets
 from grpo_portable.rollout.stops import StopStrings
@@ -132,7 +132,7 @@ class PortableRollout:
                 [rows for _, rows in admitted],
                 [holder.get(part.prompt) for part, _ in admitted],
                 run.room[wanted],
-                uniform(run.seed, wanted, int(run.room[wanted].max())),
+                uniform([run.noises[request] for request in wanted], int(run.room[wanted].max())),
             )
         live = schedule.live
         requests = [request for request in schedule.owner if request is not None]
@@ -219,7 +219,10 @@ class _Run:
         self.drawing: Drawing = drawing_of(sampling)
         self.stops = frozenset(sampling.stop_ids)
         self.strings = StopStrings(sampling.stop_strings, tokenizer) if sampling.stop_strings else None
-        self.seed = int(torch.randint(2**62, ()).item()) if sampling.seed is None else sampling.seed
+        seed = sampling.seed
+        if seed is None and not sampling.seeds:
+            seed = int(torch.randint(2**62, ()).item())
+        self.noises = noises(sampling, len(prompts), n, seed or 0)
         longest = max(room)
         self.tokens = np.zeros((len(room), longest), dtype=np.int64)
         self.logprobs = np.zeros((len(room), longest), dtype=np.float32)

@@ -25,7 +25,8 @@ class Sampling:
     repetition_penalty: float = 1.0
     stop_ids: tuple[int, ...] = ()  # a drawn stop id ends the row and is kept as its last token
     stop_strings: tuple[str, ...] = ()  # a row ends once its decoded text holds one; tokens up to that point are kept
-    seed: int | None = None
+    seed: int | None = None  # of a whole call: what is drawn then depends on a completion's place in it
+    seeds: tuple[int, ...] = ()  # or one a prompt: its completions draw the same noise in whatever call they are made
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """The reference engine: transformers' own `generate`. Slow, and right for every model transformers runs.
 
 It is what the portable engine is tested against, and what takes over for a model that the portable engine does not know.
-Truncation is done by transformers' own processors, so the two share no sampling code.
+Truncation is done by transformers' own processors and the draw is written anew, so the two share nothing but the noise: with
+the same seeds they draw the same tokens, but where rounding decides.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +16,8 @@ import torch
 
 from grpo_portable.errors import EngineError
 from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent
-from grpo_portable.rollout.requests import check
+from grpo_portable.rollout.requests import check, noises
+from grpo_portable.rollout.sampler import uniform
 from grpo_portable.rollout.stops import StopStrings
 
 
@@ -40,41 +43,54 @@ class ReferenceRollout:
         model = getattr(self.policy, "module", self.policy)
         vocab = model.get_input_embeddings().weight.shape[0]
         check(prompts, n, sampling, getattr(model.config, "max_position_embeddings", 1 << 30), vocab)
-        groups: list[list[Completion]] = [[] for _ in prompts]
-        with _sampling_mode(model, sampling.seed):
-            for batch in _batches(prompts, n, self.rows, alike=sampling.repetition_penalty != 1):
-                for (index, _), rows in zip(
-                    batch, self._run(model, [prompts[i] for i, _ in batch], batch[0][1], sampling), strict=True
-                ):
-                    groups[index].extend(rows)
-        return groups
+        drawn = n if sampling.temperature > 0 else 1
+        asked = [prompt for prompt in prompts for _ in range(drawn)]
+        noise = self._noise(sampling, len(prompts), drawn)
+        made: dict[int, Completion] = {}
+        with _at_rest(model):
+            for batch in _batches([len(p) for p in asked], self.rows, alike=sampling.repetition_penalty != 1):
+                of_batch = [noise[i] for i in batch] if noise else None
+                made |= zip(batch, self._run(model, [asked[i] for i in batch], of_batch, sampling), strict=True)
+        return [[made[i + k] for k in range(drawn)] * (n // drawn) for i in range(0, len(asked), drawn)]
 
-    def _run(self, model: Any, prompts: list[TokenIds], count: int, sampling: Sampling) -> list[list[Completion]]:
+    def _noise(self, sampling: Sampling, prompts: int, drawn: int) -> list[tuple[int, int]] | None:
+        """What each completion's noise is made of, None where nothing is drawn."""
+        if sampling.temperature == 0:
+            return None
+        seed = sampling.seed
+        if seed is None and not sampling.seeds:
+            seed = int(torch.randint(2**62, ()).item())
+        return noises(sampling, prompts, drawn, seed or 0)
+
+    def _run(
+        self, model: Any, prompts: list[TokenIds], noise: list[tuple[int, int]] | None, sampling: Sampling
+    ) -> list[Completion]:
         device, width = model.get_input_embeddings().weight.device, max(map(len, prompts))
         pad = self._pad(sampling)
         ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-        recorder, drawn = _Recorder(_processors(sampling), self.tick), count if sampling.temperature > 0 else 1
+        numbers = None if noise is None else torch.from_numpy(uniform(noise, sampling.max_tokens)).to(device)
+        chooser = _Chooser(_processors(sampling), numbers, self.tick)
         strings = StopStrings(sampling.stop_strings, self.tokenizer) if sampling.stop_strings else None
         out = model.generate(
             input_ids=ids,
             attention_mask=mask,
-            generation_config=_config(model, sampling, drawn, pad),
-            logits_processor=[recorder],
+            generation_config=_config(model, sampling, pad, model.get_input_embeddings().num_embeddings),
+            logits_processor=[chooser],
             stopping_criteria=[] if strings is None else [_AtStrings(strings, width)],
         )
-        recorder.note(out)
-        tokens, logprobs = out[:, width:].tolist(), torch.stack(recorder.logprobs, 1).tolist()
-        rows = [self._completion(t, p, sampling) for t, p in zip(tokens, logprobs, strict=True)]
-        return [
-            rows[i : i + drawn] * (count // drawn) for i in range(0, len(rows), drawn)
-        ]  # greedy: one answer, repeated
+        tokens, logprobs = out[:, width:].tolist(), torch.stack(chooser.logprobs, 1).tolist()
+        return [self._completion(t, p, sampling) for t, p in zip(tokens, logprobs, strict=True)]
 
     def _completion(self, tokens: list[int], logprobs: list[float], sampling: Sampling) -> Completion:
         end = next((i + 1 for i, token in enumerate(tokens) if token in sampling.stop_ids), None)
         if sampling.stop_strings:
             by_text = StopStrings(sampling.stop_strings, self.tokenizer).end(tokens[:end])
             end = by_text if by_text is not None else end
+        if not all(map(math.isfinite, logprobs[:end])):
+            raise EngineError(
+                "the model gave logits that are not numbers", help="check the weights: a diverged policy does this"
+            )
         return Completion(tuple(tokens[:end]), tuple(logprobs[:end]), "length" if end is None else "stop")
 
     def _pad(self, sampling: Sampling) -> int:
@@ -82,30 +98,37 @@ class ReferenceRollout:
         return pad if pad is not None else (sampling.stop_ids[0] if sampling.stop_ids else 0)
 
 
-class _Recorder:
-    """A logits processor that applies the others and keeps the log-probability of the token drawn from what they leave.
+class _Chooser:
+    """A logits processor that applies the others, chooses each row's token from what they leave, and leaves it alone possible.
 
-    The token drawn from one call's scores is the last input of the next call, so only one step of scores is ever held.
+    `noise` [N, T] in [0, 1): row i's numbers, by which the cumulative distribution is inverted; None takes the likeliest token.
     """
 
-    def __init__(self, processors: Sequence[Any], tick: Callable[[], None] = silent) -> None:
-        self.processors, self.tick = processors, tick
-        self.logprobs: list[torch.Tensor] = []
-        self._last: torch.Tensor | None = None
+    def __init__(
+        self, processors: Sequence[Any], noise: torch.Tensor | None = None, tick: Callable[[], None] = silent
+    ) -> None:
+        self.processors, self.noise, self.tick = processors, noise, tick
+        self.logprobs: list[torch.Tensor] = []  # of the tokens chosen, one [N] a step
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.note(input_ids)
         self.tick()
         scores = scores.float()
         for processor in self.processors:
             scores = processor(input_ids, scores)
-        self._last = torch.log_softmax(scores, -1)
-        return scores
+        logprobs = torch.log_softmax(scores, -1)
+        if self.noise is None:
+            tokens = scores.argmax(-1, keepdim=True)
+        else:
+            tokens = _inverted(logprobs.double().exp(), self.noise[:, len(self.logprobs), None])
+        self.logprobs.append(logprobs.gather(-1, tokens)[:, 0])
+        return torch.full_like(scores, -torch.inf).scatter_(-1, tokens, 0.0)
 
-    def note(self, input_ids: torch.Tensor) -> None:
-        if self._last is not None:
-            self.logprobs.append(self._last.gather(-1, input_ids[:, -1:])[:, 0])
-        self._last = None
+
+def _inverted(probabilities: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """The token [N, 1] at which the cumulative sum of probabilities [N, V] passes noise [N, 1] times its total."""
+    sums = probabilities.cumsum(-1)
+    last = (sums < sums[:, -1:]).sum(-1, keepdim=True)  # none after it has a probability
+    return torch.minimum((sums <= noise * sums[:, -1:]).sum(-1, keepdim=True), last)
 
 
 class _AtStrings:
@@ -139,51 +162,37 @@ def _processors(sampling: Sampling) -> list[Any]:
     return chain
 
 
-def _config(model: Any, sampling: Sampling, count: int, pad: int) -> Any:
+def _config(model: Any, sampling: Sampling, pad: int, vocab: int) -> Any:
     from transformers import GenerationConfig
 
-    whole: dict[str, Any] = (
-        {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-        if sampling.temperature > 0
-        else {"do_sample": False}
-    )
     return GenerationConfig(
-        **whole,
+        do_sample=False,  # `_Chooser` has chosen
         max_new_tokens=sampling.max_tokens,
-        num_return_sequences=count,
-        eos_token_id=list(sampling.stop_ids) or None,
+        eos_token_id=list(sampling.stop_ids)
+        or [vocab],  # one that never comes: without any, the model's own would end rows
         pad_token_id=pad,
         bos_token_id=getattr(model.config, "bos_token_id", None),
     )
 
 
-def _batches(prompts: Sequence[TokenIds], n: int, rows: int, *, alike: bool) -> Iterator[list[tuple[int, int]]]:
-    """Batches of (prompt, completions), at most `rows` completions each; `alike` keeps different lengths apart."""
-    if n > rows:
-        for index in range(len(prompts)):
-            for start in range(0, n, rows):
-                yield [(index, min(rows, n - start))]
-        return
-    batch: list[tuple[int, int]] = []
-    for index in sorted(range(len(prompts)), key=lambda i: len(prompts[i])):
-        if batch and ((len(batch) + 1) * n > rows or (alike and len(prompts[index]) != len(prompts[batch[0][0]]))):
+def _batches(lengths: Sequence[int], rows: int, *, alike: bool) -> Iterator[list[int]]:
+    """The places of `lengths` in batches of at most `rows`, short ones first; `alike` keeps different lengths apart."""
+    batch: list[int] = []
+    for place in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if batch and (len(batch) == rows or (alike and lengths[place] != lengths[batch[0]])):
             yield batch
             batch = []
-        batch.append((index, n))
+        batch.append(place)
     if batch:
         yield batch
 
 
 @contextmanager
-def _sampling_mode(model: Any, seed: int | None) -> Iterator[None]:
-    """Eval mode (no dropout, no gradient checkpointing) and, with a seed, generators of its own; both as before afterwards."""
+def _at_rest(model: Any) -> Iterator[None]:
+    """Inside eval mode (no dropout, no gradient checkpointing); as before afterwards."""
     was_training = model.training
     model.eval()
-    devices = [model.get_input_embeddings().weight.device.index or 0] if torch.cuda.is_available() else []
     try:
-        with torch.random.fork_rng(devices=devices, enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(seed)
-            yield
+        yield
     finally:
         model.train(was_training)

@@ -1,8 +1,9 @@
-"""What every engine asks of a request before it serves it. Torch-free."""
+"""What every engine asks of a request before it serves it, and where a request's noise comes from. Torch-free."""
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 
 from grpo_portable.errors import DataError
@@ -25,6 +26,8 @@ def check(prompts: Sequence[TokenIds], n: int, sampling: Sampling, context: int,
         raise DataError(f"{sampling} is outside the range of its values")
     if sampling.repetition_penalty <= 0:
         raise DataError(f"a repetition penalty of {sampling.repetition_penalty} is not above 0")
+    if sampling.seeds and len(sampling.seeds) != len(prompts):
+        raise DataError(f"{len(sampling.seeds)} seeds were given for {len(prompts)} prompts")
     for index, prompt in enumerate(prompts):
         if len(prompt) == 0:
             raise DataError(
@@ -38,3 +41,15 @@ def check(prompts: Sequence[TokenIds], n: int, sampling: Sampling, context: int,
             )
         if min(prompt) < 0 or max(prompt) >= vocab:
             raise DataError(f"prompt {index} holds a token id outside the vocabulary of {vocab}")
+
+
+def noises(sampling: Sampling, prompts: int, n: int, seed: int) -> list[tuple[int, int]]:
+    """(seed, number) of each completion's noise, in the order of the prompts; `seed` is the call's, where prompts have none."""
+    if sampling.seeds:
+        return [(own, number) for own in sampling.seeds for number in range(n)]
+    return [(seed, number) for number in range(prompts * n)]
+
+
+def prompt_seed(sampling: Sampling, index: int) -> int:
+    """The seed of all completions of the prompt at `index`, for an engine that draws their noise itself."""
+    return sampling.seeds[index] if sampling.seeds else random.Random(f"{sampling.seed} {index}").getrandbits(62)

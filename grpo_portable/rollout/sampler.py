@@ -1,9 +1,9 @@
 """From logits to one token a row and its log-probability.
 
 A token is drawn by inverting the cumulative distribution at one uniform number a row and step: `noise[row, position]`, which
-depends on nothing but the seed, the request and the position. So a row's tokens do not depend on which rows it shares a batch
-with, no V-sized noise is made, and the drawn token's log-probability falls out of the same softmax. The cumulative sum is
-taken over blocks of the vocabulary first and inside one block after, both in float64.
+depends on nothing but the request's seed and number (`requests.noises`) and the position. So a row's tokens do not depend on
+which rows it shares a batch with, no V-sized noise is made, and the drawn token's log-probability falls out of the same
+softmax. The cumulative sum is taken over blocks of the vocabulary first and inside one block after, both in float64.
 
 Order of the operations, as in transformers: repetition penalty, temperature, top-k, top-p, min-p.
 Legend: N rows, V vocabulary, S stop ids.
@@ -121,9 +121,10 @@ def block_size(vocab: int) -> int:
     return min(divisors, key=lambda d: abs(d - root), default=root)
 
 
-def uniform(seed: int, requests: Sequence[int], length: int) -> np.ndarray:
-    """Noise [len(requests), length] in [0, 1), float64: row r holds the numbers of request r, whatever else is asked for."""
+def uniform(noises: Sequence[tuple[int, int]], length: int) -> np.ndarray:
+    """Noise [len(noises), length] in [0, 1), float64: row r is that of (seed, number) r, whatever else is asked for."""
     rows = [
-        np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), request])).random(length) for request in requests
+        np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), number])).random(length)
+        for seed, number in noises
     ]
     return np.stack(rows) if rows else np.zeros((0, length))

@@ -127,7 +127,7 @@ class ServerRollout:
     def generate(self, prompts: Sequence[TokenIds], n: int, sampling: Sampling) -> list[list[Completion]]:
         """`n` completions of each prompt; greedy ones are made once and repeated."""
         check(prompts, n, sampling, self.context, self.vocabulary)
-        if sampling.seed is None and sampling.temperature > 0:
+        if sampling.seed is None and not sampling.seeds and sampling.temperature > 0:
             sampling = replace(sampling, seed=int(torch.randint(2**31, ()).item()))
         model, drawn = self._loaded or self.base.name, n if sampling.temperature > 0 else 1
         asked = [

@@ -6,13 +6,13 @@ Legend: G completions of a prompt, T completion tokens.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_portable.errors import EngineError
 from grpo_portable.rollout import finished
 from grpo_portable.rollout.protocol import Completion, Sampling
+from grpo_portable.rollout.requests import prompt_seed
 from grpo_portable.rollout.stops import StopStrings
 
 BYTES_PER_TOKEN = 1024  # of an answer at the most: an id, its text, its log-probability and the text offset
@@ -44,7 +44,7 @@ def body(model: str, prompt: Sequence[int], count: int, sampling: Sampling, *, r
         "return_token_ids": True,
     }
     if sampling.temperature > 0:
-        asked["seed"] = random.Random(f"{sampling.seed} {index}").getrandbits(62)
+        asked["seed"] = prompt_seed(sampling, index)
     return asked
 
 

@@ -14,7 +14,6 @@ import contextlib
 import gc
 import itertools
 import os
-import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,7 @@ from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import finished, vllm_adapter, vllm_settings
 from grpo_portable.rollout.contained import engine_errors, undisturbed
 from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent
-from grpo_portable.rollout.requests import check
+from grpo_portable.rollout.requests import check, prompt_seed
 from grpo_portable.rollout.scratch import Scratch
 from grpo_portable.rollout.stops import StopStrings
 
@@ -159,14 +158,16 @@ class VllmRollout:
         check(prompts, n, sampling, self.context, self.vocabulary)
         if not prompts:
             return []
-        if sampling.seed is None and sampling.temperature > 0:  # drawn, since torch's generator is put back
+        if sampling.seed is None and not sampling.seeds and sampling.temperature > 0:  # torch's generator is put back
             sampling = replace(sampling, seed=int(torch.randint(2**31, ()).item()))
         llm, drawn = self._awake(), n if sampling.temperature > 0 else 1
         wanted = [{"prompt_token_ids": list(map(int, ids))} for ids in prompts]
-        seed = None if self._seeds_by_request else sampling.seed
+        by_request = self._seeds_by_request or bool(sampling.seeds)  # else one generator for all, which is faster
+        seeds = [prompt_seed(sampling, index) if by_request else None for index in range(len(prompts))]
+        whole = None if by_request else sampling.seed
         try:
-            with engine_errors("vLLM failed in a rollout"), undisturbed(seed), _heard(llm.llm_engine, self.tick):
-                parameters = [self._parameters(sampling, drawn, index) for index in range(len(prompts))]
+            with engine_errors("vLLM failed in a rollout"), undisturbed(whole), _heard(llm.llm_engine, self.tick):
+                parameters = [self._parameters(sampling, drawn, seed) for seed in seeds]
                 outputs = llm.generate(wanted, parameters, lora_request=self._request, use_tqdm=False)
         except KeyboardInterrupt:  # the rows it was writing are still in its queue: it is of no more use
             _PARKED.append(llm)
@@ -237,7 +238,7 @@ class VllmRollout:
             self._folder.close()
         self._request, self._folder = request, folder
 
-    def _parameters(self, sampling: Sampling, drawn: int, index: int) -> Any:
+    def _parameters(self, sampling: Sampling, drawn: int, seed: int | None) -> Any:
         """vLLM's sampling parameters of one prompt. Only our stop ids end a row: the model's own are among them or unwanted."""
         return _vllm().SamplingParams(
             n=drawn,
@@ -247,7 +248,7 @@ class VllmRollout:
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             repetition_penalty=sampling.repetition_penalty,
-            seed=random.Random(f"{sampling.seed} {index}").getrandbits(62) if self._seeds_by_request else None,
+            seed=seed,  # vLLM adds the completion's number to it
             stop_token_ids=list(sampling.stop_ids),
             stop=list(sampling.stop_strings),
             ignore_eos=True,

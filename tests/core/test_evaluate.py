@@ -14,7 +14,9 @@ from grpo_portable import prompts
 from grpo_portable.data import Question
 from grpo_portable.evaluate import Progress, evaluate, is_complete, join, share_of
 from grpo_portable.recipe import Recipe
+from grpo_portable.rollout.portable import PortableRollout
 from grpo_portable.rollout.protocol import Completion, Sampling
+from grpo_portable.rollout.reference import ReferenceRollout
 from grpo_portable.run import read_lines
 
 RECIPE = replace(Recipe(), rollout_rows=1, max_completion_tokens=7, stop=("\n\n",), seed=3)  # chunks of four questions
@@ -94,9 +96,7 @@ def test_sampled_answers_are_numbered_and_drawn_apart(tmp_path: Path) -> None:
     assert seen == Progress(done=20, total=20, correct=10)
     assert [(r["id"], r["sample"]) for r in read_lines(file)] == [(q.id, k) for q in QUESTIONS for k in (0, 1)]
     assert {s.temperature for s in engine.samplings} == {0.9}
-    seeds = [s.seed for s in engine.samplings]
-    assert len(set(seeds)) == len(seeds)
-    assert None not in seeds
+    assert {s.seed for s in engine.samplings} == {None}
     assert is_complete(DATA, file, 2)
     assert not is_complete(DATA, file, 3)
 
@@ -159,6 +159,42 @@ def test_each_of_several_processes_has_its_share(
     whole = tmp_path / "whole.jsonl"
     evaluate(Adder(), BUILDER, DATA, RECIPE, whole)
     assert list(read_lines(file)) == list(read_lines(whole))
+
+
+@pytest.mark.parametrize(
+    ("rows", "processes", "engine"),
+    [
+        (rows, processes, engine)
+        for rows, processes in ((64, 1), (2, 1), (1, 1), (64, 2), (1, 3))
+        for engine in (PortableRollout, ReferenceRollout)
+    ],
+)
+def test_a_sampled_answer_is_its_questions_own_whatever_shares_the_call(
+    tmp_path: Path, rows: int, processes: int, engine: Any
+) -> None:
+    model = tiny.model()
+
+    def asked(name: str, rows: int, processes: int, seed: int = 3) -> list[dict[str, Any]]:
+        file = tmp_path / f"{name}.jsonl"
+        recipe = replace(RECIPE, rollout_rows=rows, stop=(), seed=seed)
+        for rank in range(processes):
+            made = engine(model, TOKENIZER, rows=rows)
+            evaluate(made, BUILDER, DATA, recipe, share_of(file, rank), samples=2, turn=(rank, processes))
+        join(DATA, file)
+        return list(read_lines(file))
+
+    whole = asked("whole", 4, 1)
+    assert asked("part", rows, processes) == whole
+    assert asked("other", 4, 1, seed=4) != whole
+    assert len({record["completion"] for record in whole}) > 15  # of 20: neither questions nor samples share noise
+
+
+def test_every_stage_draws_with_the_same_noise(tmp_path: Path) -> None:
+    engines = Adder(), Adder()
+    for name, engine in zip(("base", "tuned"), engines, strict=True):
+        evaluate(engine, BUILDER, DATA, RECIPE, tmp_path / f"{name}.jsonl", samples=2)
+    seeds = [[seed for sampling in engine.samplings for seed in sampling.seeds] for engine in engines]
+    assert seeds[0] == seeds[1] and len(set(seeds[0])) == len(QUESTIONS)
 
 
 class Calls(Adder):

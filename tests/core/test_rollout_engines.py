@@ -251,12 +251,13 @@ def test_no_prompts_no_completions() -> None:
     assert PortableRollout(rollouts.model("llama"), None, rows=2).generate([], 4, GREEDY) == []
 
 
-def test_a_diverged_policy_is_an_error_not_a_completion() -> None:
+@pytest.mark.parametrize("engine", [PortableRollout, ReferenceRollout])
+def test_a_diverged_policy_is_an_error_not_a_completion(engine) -> None:
     policy = rollouts.model("llama")
     with torch.no_grad():
         policy.model.norm.weight.fill_(float("nan"))
     with pytest.raises(EngineError, match="not numbers"):
-        PortableRollout(policy, None, rows=1).generate(rollouts.prompts(4), 1, Sampling(max_tokens=4, seed=1))
+        engine(policy, None, rows=1).generate(rollouts.prompts(4), 1, Sampling(max_tokens=4, seed=1))
 
 
 def test_a_closed_engine_says_so() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import rollouts
@@ -41,7 +43,7 @@ def test_frequencies_pass_a_chi_square_test(sampling: Sampling, vocab: int) -> N
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(1)) * 2
     expected = allowed(logits, sampling).double().numpy()
     times = 20000 if vocab < 1000 else 6000
-    noise = torch.from_numpy(uniform(7, range(times), 1)[:, 0])
+    noise = torch.from_numpy(uniform([(7, number) for number in range(times)], 1)[:, 0])
     tokens, logprobs = draw(logits.expand(times, -1), noise, drawing_of(sampling))
     counts = np.bincount(tokens.numpy(), minlength=vocab)
     assert counts[expected == 0].sum() == 0
@@ -104,10 +106,42 @@ def test_blocks_are_near_the_root(vocab: int) -> None:
 
 
 def test_noise_is_a_rows_own() -> None:
-    whole = uniform(3, range(10), 50)
-    assert np.array_equal(uniform(3, [7, 2], 50), whole[[7, 2]])
-    assert np.array_equal(uniform(3, [7], 20)[0], whole[7, :20])
-    assert not np.array_equal(uniform(4, [7], 50)[0], whole[7])
+    whole = uniform([(3, number) for number in range(10)], 50)
+    assert np.array_equal(uniform([(3, 7), (3, 2)], 50), whole[[7, 2]])
+    assert np.array_equal(uniform([(3, 7)], 20)[0], whole[7, :20])
+    assert not np.array_equal(uniform([(4, 7)], 50)[0], whole[7])
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("seeds", [{"seed": 4}, {"seeds": (8, 5, 8)}], ids=str)
+def test_with_the_same_seeds_both_engines_draw_the_same(sampling: Sampling, seeds: dict) -> None:
+    policy, prompts = rollouts.model("llama"), rollouts.prompts(6, 9, 4)
+    sampling = replace(sampling, max_tokens=8, **seeds)
+    made, wanted = (
+        rollouts.flat(engine(policy, None, rows=rows).generate(prompts, 3, sampling))
+        for engine, rows in ((PortableRollout, 2), (ReferenceRollout, 4))
+    )
+    for ours, theirs in zip(made, wanted, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("engine", [PortableRollout, ReferenceRollout])
+def test_with_a_seed_a_prompt_its_completions_are_the_same_in_whatever_call(engine) -> None:
+    policy, prompts = rollouts.model("llama"), rollouts.prompts(6, 9, 4, 7)
+    sampling = Sampling(max_tokens=8, seeds=(3, 1, 4, 15))
+
+    def made(rows: int, parts: list[list[int]]) -> dict[int, list[tuple[int, ...]]]:
+        found = {}
+        for part in parts:
+            asked = replace(sampling, seeds=tuple(sampling.seeds[i] for i in part))
+            groups = engine(policy, None, rows=rows).generate([prompts[i] for i in part], 2, asked)
+            found |= {i: [c.token_ids for c in group] for i, group in zip(part, groups, strict=True)}
+        return found
+
+    whole = made(8, [[0, 1, 2, 3]])
+    assert len({tokens for group in whole.values() for tokens in group}) == 8
+    assert whole == made(3, [[2, 0], [3], [1]]) == made(1, [[3, 1], [0, 2]])
 
 
 def test_greedy_reports_the_untempered_logprob() -> None:

@@ -294,6 +294,19 @@ def test_seeds_repeat_and_rows_differ(llm: Any, source: Path, by_request: bool) 
     assert unseeded[0] != unseeded[1]
 
 
+@pytest.mark.parametrize("by_request", [True, False])
+def test_with_a_seed_a_prompt_what_else_a_call_holds_changes_nothing(llm: Any, source: Path, by_request: bool) -> None:
+    llm.seeds_by_request = by_request
+    policy = with_lora(0.0)
+    engine = open_engine(policy, source)
+    engine.sync(policy)
+    whole = engine.generate(PROMPTS, 2, Sampling(max_tokens=12, seeds=tuple(range(len(PROMPTS)))))
+    alone = [
+        engine.generate([prompt], 2, Sampling(max_tokens=12, seeds=(seed,)))[0] for seed, prompt in enumerate(PROMPTS)
+    ]
+    assert [[c.token_ids for c in group] for group in whole] == [[c.token_ids for c in group] for group in alone]
+
+
 def test_the_process_generators_are_not_disturbed(llm: Any, source: Path) -> None:
     policy = with_lora()
     state = random.getstate(), numpy.random.get_state()[1].tolist(), torch.random.get_rng_state()
