@@ -18,17 +18,33 @@ from grpo_portable.errors import (
     RewardError,
     UsageError,
 )
-from grpo_portable.ladder import COLLECTIVE, DISK, OUT_OF_MEMORY
+from grpo_portable.ladder import COLLECTIVE, DISK, GPU_ERROR, OUT_OF_MEMORY
 from grpo_portable.phase import Doing
 from grpo_portable.processes import here
 from grpo_portable.run import RunFolder
 
+ENGINES = ("vllm", "flashinfer", "unsloth")  # how their modules' names begin, also of what Unsloth writes itself
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ENTRY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 
 
 def kind_of(error: BaseException, folder: Path | None = None) -> str:
-    """Which of `ladder.EXIT`'s kinds an error is, or `crash`. `folder`: the run's, for errors of writing into it."""
+    """Which of `ladder.KINDS` an error is, or else what it was raised from; `crash` where nothing tells.
+
+    `folder`: the run's, for errors of writing into it.
+    """
+    return next((kind for e in _causes(error) if (kind := _own_kind(e, folder)) is not None), "crash")
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error, what it was raised from, and so on."""
+    found = [error]
+    while (cause := found[-1].__cause__) is not None and cause not in found:
+        found.append(cause)
+    return found
+
+
+def _own_kind(error: BaseException, folder: Path | None) -> str | None:
     if isinstance(error, (UsageError, PathClosed)):
         return "user"
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
@@ -44,7 +60,17 @@ def kind_of(error: BaseException, folder: Path | None = None) -> str:
         return "oom"
     if here().count > 1 and isinstance(error, (RuntimeError, OSError)) and COLLECTIVE.search(str(error)):
         return "collective"
-    return "crash"
+    if isinstance(error, ImportError):
+        return "import"
+    if _of_an_engine(error) or (isinstance(error, RuntimeError) and GPU_ERROR.search(str(error))):
+        return "engine"
+    return None
+
+
+def _of_an_engine(error: BaseException) -> bool:
+    """Whether it came through the code of one, by the names of modules: files lie in folders of any name."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(str(frame.f_globals.get("__name__")).lower().startswith(ENGINES) for frame in frames)
 
 
 def _of_disk(error: BaseException, folder: Path | None) -> bool:
@@ -78,7 +104,7 @@ def write(run: RunFolder, error: BaseException) -> str:
     }
     if here().count > 1:
         told["rank"] = run.rank
-    with contextlib.suppress(OSError):  # the worker's last line in the log says the kind as well
+    with contextlib.suppress(OSError):  # a line in the worker's log says the kind as well
         run.write_json("failure.json", told)
     return kind
 

@@ -83,8 +83,9 @@ OUT_OF_MEMORY = re.compile(
 )
 DISK = re.compile(r"No space left on device|Disk quota exceeded|File too large \(os error|Errno (?:28|122|27)\b", re.I)
 # the worker's last words, for when the disk has no room for failure.json
-_TOLD = re.compile(rf"^worker: ({'|'.join(EXIT)}): (.*)$", re.M)
-_IMPORT = re.compile(r"^(?:ModuleNotFoundError|ImportError): ", re.M)
+_TOLD = re.compile(rf"^worker: ({'|'.join(KINDS)}): (.*)$", re.M)
+GPU_ERROR = re.compile(r"CUDA error|NCCL error", re.I)
+_IMPORT = re.compile(r"^(?:ModuleNotFoundError|ImportError): ")
 _BROKEN_CODE = re.compile(
     r"vLLM could not start: .*(ImportError|ModuleNotFoundError|AttributeError|NameError|undefined symbol)"
 )
@@ -99,10 +100,13 @@ COLLECTIVE = re.compile(
     re.I,
 )
 _ERROR_LINE = re.compile(r"^[\w.]*(?:Error|Exception|Exit|Interrupt)\b(?!.*accelerate|.*Command '\[).*$", re.M)
+# C++ ends a process by SIGABRT and says on its last lines what was thrown
+_THROWN = re.compile(r"^terminate called after throwing an instance of .*$(?:\n\s+what\(\):.*$)?", re.M)
 _ENGINE = re.compile(
-    r"vllm|EngineCore|flashinfer|get_dummy_lora_warmup_rank|align_completion_tool_mask|unsloth|CUDA error|NCCL error",
+    r"vllm|EngineCore|flashinfer|get_dummy_lora_warmup_rank|align_completion_tool_mask|unsloth|" + GPU_ERROR.pattern,
     re.I,
 )
+_PLACE = re.compile(r"\S*[/\\]\S*")  # a folder may be called anything
 
 
 def classify(
@@ -117,6 +121,8 @@ def classify(
 ) -> Ending:
     """The ending of a worker from its exit status, the failure it wrote (may be empty), and the end of its log.
 
+    What the worker says of itself counts (`failure.kind_of`), and is not looked for in words: accelerate's launcher exits
+    with 1 whatever its worker's code was, and a log holds warnings. Only of one that could say nothing its last error is read.
     Of several `processes` the first to fail counts, whatever the others died of; `silent` is the rank that hung.
     """
     if processes > 1:
@@ -127,26 +133,25 @@ def classify(
         return Ending("hang", doing, f"no sign of life while {doing}")
     if returncode == 0:
         return Ending("done", doing, "")
-    # accelerate's launcher exits with 1 whatever its worker's code was, so what the worker wrote counts first
     by_code = {code: kind for kind, code in EXIT.items()}
-    told = failure.get("kind") if failure.get("kind") in KINDS else by_code.get(returncode)
-    if told and told != "crash":
+    if told := failure.get("kind") if failure.get("kind") in KINDS else by_code.get(returncode):
         return Ending(str(told), doing, error)
-    signal = _ended_by(returncode, log_tail)  # nobody has last words who was killed
-    if not failure and not signal and (words := _TOLD.findall(log_tail)):
+    if signal := _ended_by(returncode, log_tail):  # nobody has last words who was killed
+        thrown = _THROWN.findall(log_tail) if signal == "SIGABRT" else []
+        if thrown and OUT_OF_MEMORY.search(thrown[-1]):
+            return Ending("oom", doing, " ".join(thrown[-1].split()))
+        return Ending("killed", doing, f"the worker was ended by {signal}")
+    if not failure and (words := _TOLD.findall(log_tail)):
         kind, error = words[-1]
         return Ending(kind, doing, error)
-    if DISK.search(log_tail):
-        return Ending("disk", doing, error)
-    if OUT_OF_MEMORY.search(log_tail):
-        return Ending("oom", doing, error)
-    if signal:
-        return Ending("killed", doing, f"the worker was ended by {signal}")
-    if _ENGINE.search(f"{error}\n{failure.get('traceback_tail') or log_tail}"):
-        return Ending("engine", doing, error)
-    if _IMPORT.search(error):
-        return Ending("import", doing, error)
-    return Ending("crash", doing, error)
+    return Ending(_kind_of_words(error), doing, error)
+
+
+def _kind_of_words(error: str) -> str:
+    """What kind of ending an error's own line speaks of; places in it are passed over."""
+    said = _PLACE.sub("", error)
+    table = {"disk": DISK, "oom": OUT_OF_MEMORY, "engine": _ENGINE, "import": _IMPORT}
+    return next((kind for kind, words in table.items() if words.search(said)), "crash")
 
 
 def _of_several(returncode: int, failure: Mapping[str, Any], log_tail: str, doing: Doing, silent: int | None) -> Ending:

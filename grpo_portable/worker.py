@@ -37,7 +37,7 @@ from grpo_portable import (
 )
 from grpo_portable.combinations import samples_elsewhere
 from grpo_portable.engines import PathSettings, open_engine, path_settings, share_weights
-from grpo_portable.errors import Interrupted, NonFiniteError
+from grpo_portable.errors import GrpoPortableError, Interrupted, NonFiniteError
 from grpo_portable.guards import StopSignal, require_finite
 from grpo_portable.ladder import EXIT
 from grpo_portable.phase import Phase
@@ -449,11 +449,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     except BaseException as error:  # the process edge: whatever ended the run must reach the supervisor
         kind = failure.write(run, error)
-        with contextlib.suppress(OSError):  # the log is on the same disk
-            if kind == "crash":
+        with contextlib.suppress(OSError):  # the log is on the same disk: what the supervisor reads there comes first
+            print(f"worker: {kind}: {error}", file=sys.stderr, flush=True)
+            if not isinstance(error, GrpoPortableError):
                 traceback.print_exc()
-            else:
-                print(f"worker: {kind}: {error}", file=sys.stderr, flush=True)
         return EXIT.get(kind, 1)
 
 

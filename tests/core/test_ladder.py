@@ -35,7 +35,7 @@ LAUNCHER = "subprocess.CalledProcessError: Command '['python', '-m', 'worker']' 
             "engine",
         ),
         (1, {}, "NameError: name 'align_completion_tool_mask' is not defined", "engine"),
-        (1, {}, "ImportError: .../vllm/_C.abi3.so: undefined symbol: _ZN3c10", "engine"),
+        (1, {}, "ImportError: .../vllm/_C.abi3.so: undefined symbol: _ZN3c10", "import"),
         (1, {}, "RuntimeError: CUDA error: no kernel image is available for execution on the device", "engine"),
         (1, {}, "OSError: [Errno 28] No space left on device", "disk"),
         (1, {}, "KeyError: 'x'", "crash"),
@@ -49,6 +49,17 @@ LAUNCHER = "subprocess.CalledProcessError: Command '['python', '-m', 'worker']' 
         (1, {}, "worker: nonfinite: 3 updates in a row were not finite\n" + LAUNCHER.format("12"), "nonfinite"),
         (1, {}, "worker: disk: [Errno 13] Permission denied: 'run.json'\n" + LAUNCHER.format("14"), "disk"),
         (-9, {}, "worker: disk: as a reward may print", "killed"),
+        (1, {}, "worker: import: No module named 'httpx2'", "import"),
+        # what the worker says of itself is not overruled by names of folders and by what was printed before
+        (1, {"kind": "crash", "traceback_tail": 'File "/home/me/vllm-env/lib/trl.py"'}, "KeyError: 'x'", "crash"),
+        (1, {"kind": "crash", "fact": "KeyError: 'x'"}, "warning: CUDA out of memory\nKeyError: 'x'", "crash"),
+        (1, {}, "torch.OutOfMemoryError: CUDA out of memory, trying again\nKeyError: 'x'", "crash"),
+        (1, {}, "OSError: [Errno 28] No space left on device, passed over\nKeyError: 'x'", "crash"),
+        (1, {}, "FileNotFoundError: [Errno 2] No such file: '/home/me/vllm-env/x.json'", "crash"),
+        (1, {}, r"FileNotFoundError: no such file: C:\Users\me\unsloth\x.json", "crash"),
+        (-9, {}, "torch.OutOfMemoryError: CUDA out of memory, trying again", "killed"),
+        (-6, {}, "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc", "oom"),
+        (-6, {}, "terminate called after throwing an instance of 'c10::Error'\n  what():  no kernel", "killed"),
     ],
 )
 def test_endings(code, failure, log, kind):

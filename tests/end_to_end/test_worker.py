@@ -26,7 +26,6 @@ from faulty import at_call, kill
 from grpo_portable import (
     checkpoint,
     evaluate,
-    failure,
     ladder,
     ranks_command,
     run,
@@ -321,31 +320,6 @@ def test_a_failure_is_told_by_kind_words_and_phase(
     assert doing in told["doing"]
     assert told["traceback_tail"]
     assert not (folder / "adapter").exists()
-
-
-def test_kinds_of_errors() -> None:
-    from grpo_portable.errors import EngineError, Interrupted, NonFiniteError, RewardError
-
-    assert failure.kind_of(EngineError("died")) == "engine"
-    assert failure.kind_of(EngineError("HIP out of memory")) == "oom"
-    assert failure.kind_of(NonFiniteError("x")) == "nonfinite"
-    assert failure.kind_of(RewardError("x")) == "reward"
-    assert failure.kind_of(Interrupted("x")) == "interrupted"
-    assert failure.kind_of(KeyboardInterrupt()) == "interrupted"
-    assert failure.kind_of(RuntimeError("device-side assert")) == "crash"
-
-
-def test_kinds_of_errors_of_the_disk(tmp_path: Path) -> None:
-    from safetensors import SafetensorError
-
-    full = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-    assert failure.kind_of(full) == "disk"
-    assert failure.kind_of(OSError(122, "Disk quota exceeded")) == "disk"
-    assert failure.kind_of(OSError(27, "File too large")) == "disk"
-    assert failure.kind_of(OSError(12, "Cannot allocate memory")) == "oom"
-    locked = PermissionError(13, "Permission denied", str(tmp_path / "run.json"))
-    assert failure.kind_of(locked, tmp_path) == "disk"
-    assert failure.kind_of(locked, tmp_path / "other") == "crash"
 
 
 def test_through_the_launcher_sigterm_saves_first(whole: Path, inputs: Path, tmp_path: Path) -> None:
