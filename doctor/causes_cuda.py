@@ -143,7 +143,8 @@ def cuda_cause(facts: Facts, error: str) -> Wall:
         "torch is installed, but its first computation on the GPU failed",
         (
             said,
-            f"one small matmul in a child process is the test; {driver_shown(facts)}, torch {facts.version('torch')}",
+            f"one small matmul in a child process is the test; {driver_shown(facts)}, "
+            f"torch {facts.version('torch') or 'of unknown version'}",
         ),
         (
             Help(

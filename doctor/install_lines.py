@@ -30,14 +30,14 @@ def torch_line(facts: Facts, *, replace: bool = False) -> str | None:
     `replace` where another build is installed, which pip would keep.
     """
     chosen = torch_set(facts)
-    return _line(facts, chosen, replace) if chosen is not None and _drives(chosen, best_card(facts)) else None
+    return _line(facts, chosen, replace) if chosen is not None and _drives(chosen, facts) else None
 
 
 def torch_helps(facts: Facts, doing: str, confidence: str = "certain", *, replace: bool = False) -> tuple[Help, ...]:
     """`doing` ("Install the torch build") with its command. Where no build drives the card as things are: what would have to
     change first, and the CPU build, if that runs."""
     chosen, card = torch_set(facts), best_card(facts)
-    if chosen is not None and _drives(chosen, card):
+    if chosen is not None and _drives(chosen, facts):
         return (Help(f"{doing} for {_for_what(facts, card)}", _line(facts, chosen, replace), confidence),)
     cpu = [Help("As things are, the CPU build is what runs here", _line(facts, chosen, replace))] if chosen else []
     return (*_changes(facts, card), *cpu)
@@ -48,11 +48,12 @@ def torch_reaches(facts: Facts, card: Card) -> bool:
     platform = "wsl2" if (facts.host.platform or "").lower() == "windows" else facts.host.platform
     eased = replace(_eased(facts), gpus=(card.gpu,))
     chosen = torch_set(replace(eased, host=replace(eased.host, platform=platform)))
-    return chosen is not None and _drives(chosen, card)
+    return chosen is not None and chosen.key != "cpu"
 
 
-def _drives(chosen: PackageSet, card: Card | None) -> bool:
-    return card is None or chosen.key != "cpu"
+def _drives(chosen: PackageSet, facts: Facts) -> bool:
+    """Whether the set is for what is there; where nobody looked that may be a card."""
+    return chosen.key != "cpu" or (facts.gpus is not None and best_card(facts) is None)
 
 
 def _line(facts: Facts, chosen: PackageSet, again: bool) -> str:
@@ -82,10 +83,10 @@ def _changes(facts: Facts, card: Card | None) -> Iterator[Help]:
     if then.glibc and glibc and glibc < then.glibc:
         old = f"torch's wheels need glibc {shown(then.glibc)}, and this system has {facts.host.glibc}"
         yield Help(f"Use a newer system, or a container of one: {old}", None, "certain")
-    if card is not None and not _drives(then, card):
+    if card is not None and then.key == "cpu":
         yield Help(f"Train on the CPU: no wheel of torch is made for {card.label} on {what} any more", None, "certain")
     elif then.driver and serves and serves < then.driver:
-        yield Help(f"{driver_upgrade(facts, branch_for(then.driver))}, then reboot", None, "certain")
+        yield Help(f"{driver_upgrade(facts, branch_for(then.driver))}, reboot, and ask again", None, "certain")
 
 
 def after_install(facts: Facts, vllm: str | None) -> Facts | None:

@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from doctor.facts import ABSENT, Facts
-from doctor.readings import build, cards, driver_cuda
+from doctor.readings import build, cards, driver_cuda, jetson
 from doctor.releases import OURS, READ_ON, TORCH_CUDA, asked, asked_of, asked_python, versions
 from doctor.versions import allows, base, specifiers, version
 
@@ -220,7 +220,8 @@ def _candidates(facts: Facts, state: State, unmet: Need, package: str) -> list[s
         else:
             wanted = need(facts, package, v, unmet.of)
             meets = wanted is None or allows(wanted.range, state[unmet.of])
-        if meets and v != base(state[package]) and _stays_ours(package, v, state) and runs_here(facts, package, v):
+        ours = _stays_ours(package, v, state) and runs_here(facts, package, v)
+        if meets and v != base(state[package]) and ours and _pip_brings(facts, package, v):
             fitting.append(text)
     return fitting[:_CANDIDATES]
 
@@ -239,13 +240,32 @@ def runs_here(facts: Facts, package: str, v: Version) -> bool:
     return package != "torch" or torch_runs_here(facts, v)
 
 
+def _pip_brings(facts: Facts, package: str, v: Version) -> bool:
+    """Whether `pip install` of a number is enough: PyPI's torch and vLLM are CUDA builds (for Windows torch is a CPU build),
+    and a vLLM brings the torch it pins."""
+    if package not in ("torch", "vllm"):
+        return True
+    windows = facts.host.platform == "windows"
+    if build(facts) in ("cpu", "rocm", "xpu") or _all_amd(facts) or jetson(facts) or windows:
+        return False
+    pinned = asked("vllm", v, "torch") if package == "vllm" else None
+    return pinned is None or torch_runs_here(facts, Version(pinned.removeprefix("==")))
+
+
+def _all_amd(facts: Facts) -> bool:
+    ours = cards(facts)
+    return bool(ours) and all(c.vendor == "amd" for c in ours or ())
+
+
 def torch_runs_here(facts: Facts, v: Version) -> bool:
     """Whether PyPI's build of a torch version runs on this driver and card."""
     cuda, serves = TORCH_CUDA.get(str(v)), driver_cuda(facts)
-    if cuda is None or build(facts) in ("cpu", "rocm", "xpu"):
+    if cuda is None:
         return True
     if serves is not None and serves[0] < cuda[0]:
         return False
+    if facts.host.arch in ("aarch64", "arm64") and v < Version("2.10"):
+        return False  # PyPI's was CPU-only there (pytorch#160162)
     known = [c.capability for c in cards(facts) or () if c.capability is not None]
     if not known:
         return True

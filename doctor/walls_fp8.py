@@ -21,6 +21,7 @@ from doctor.readings import (
     driver_cuda,
     driver_shown,
     driver_upgrade,
+    linux,
     nvcc,
     nvcc_absent,
     nvcc_shown,
@@ -85,7 +86,7 @@ def _flashinfer_072(facts: Facts) -> bool:
 def gate_wall(facts: Facts, card: Card) -> Wall | None:
     """FlashInfer's toolkit gate: its FP8 kernels are compiled at run time, and it asks nvcc before it asks torch."""
     asked = gate(facts, card)
-    if asked is None:
+    if asked is None or linux(facts) is False:
         return None
     needed, source = asked
     found = nvcc(facts)

@@ -238,12 +238,7 @@ def _busy(facts: Facts, card: Card) -> Wall | None:
             + (f"; held by {named}" if named else ""),
             "the plan counts free memory, and vLLM refuses to start when free < its share x total (vllm#20305)",
         ),
-        (
-            Help(
-                "Stop what holds it, then ask again",
-                "nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv",
-            ),
-        ),
+        (Help("Stop what holds it, then ask again", _LIST_HOLDERS["amd" if card.vendor == "amd" else "nvidia"]),),
         "A smaller gpu_memory_utilization helps vLLM start, but gives it no more room",
     )
 

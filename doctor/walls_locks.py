@@ -182,7 +182,7 @@ def _unsloth_apart(facts: Facts) -> Iterator[Wall]:
         (),
         f"{mine.who} {mine.version} and vllm {theirs.version} have no {mine.of} in common",
         tuple(dict.fromkeys(lines)),
-        _helps(facts, [mine, theirs]),
+        _helps(facts, [mine, theirs]) if mine.of in installed(facts) else (_SET,),
         f"Another {mine.of}: whichever is installed, one of the two is broken",
     )
 

@@ -87,7 +87,7 @@ def import_wall(facts: Facts) -> Wall | None:
         "TORCH-IMPORT",
         PATHS,
         "torch is installed, but importing it fails, so no path can run, the CPU path included",
-        (said, f"every path trains with torch; packages.torch = {facts.version('torch')}"),
+        (said, f"every path trains with torch; packages.torch = {facts.version('torch') or 'unknown'}"),
         (
             *torch_helps(facts, "Install torch in a fresh environment", "likely"),
             Help("Check that LD_LIBRARY_PATH names no other CUDA, cuDNN or NCCL", "unset LD_LIBRARY_PATH", "try"),
@@ -144,8 +144,12 @@ def _cpu_build(facts: Facts, version: str | None) -> Wall:
     return Wall(
         "TORCH-CPU-BUILD",
         GPU_PATHS,
-        f"torch {version or 'here'} is a CPU build: it cannot use the GPU, which is there",
-        tuple(filter(None, (f"packages.torch = {version}", "a +cpu build carries no CUDA code at all", reason))),
+        f"torch {version or 'here'} is a CPU build: it cannot use the GPU{', which is there' if cards(facts) else ''}",
+        tuple(
+            filter(
+                None, (f"packages.torch = {version or 'unknown'}", "a +cpu build carries no CUDA code at all", reason)
+            )
+        ),
         torch_helps(facts, _REPLACE, replace=True),
         "A newer driver or CUDA toolkit: this torch would not look at them",
     )

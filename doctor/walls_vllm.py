@@ -18,8 +18,20 @@ from doctor.diagnosis import VLLM_PATHS, Help, Wall
 from doctor.facts import ABSENT, Driver, Facts
 from doctor.install_sets import BY_KEY, INDEX
 from doctor.locks import conflicts, installed, need, no_common, runs_here, shown_range, torch_runs_here
-from doctor.readings import Card, cards, driver_cuda, driver_shown, driver_upgrade, jetson, linux, nvcc, nvcc_shown
-from doctor.releases import OURS, asked, versions
+from doctor.readings import (
+    Card,
+    build,
+    build_cuda,
+    cards,
+    driver_cuda,
+    driver_shown,
+    driver_upgrade,
+    jetson,
+    linux,
+    nvcc,
+    nvcc_shown,
+)
+from doctor.releases import OURS, TORCH_CUDA, asked, versions
 from doctor.versions import allows, base, pair, shown, specifiers, version
 from doctor.walls_fp8 import gate
 
@@ -107,13 +119,26 @@ def ways_to_vllm(facts: Facts) -> tuple[list[Help], list[str]]:
         return [rocm], []
     release, obstacles = newest_fitting(facts)
     if release is not None:
-        said = f"Install it: vllm {release} fits this machine{_brings(facts, release)}"
-        return [Help(said, vllm_line(release), "likely")], obstacles
+        again = _other_build(facts, release)
+        brings = (
+            f" (with PyPI's build of torch in place of {facts.version('torch')})" if again else _brings(facts, release)
+        )
+        return [Help(f"Install it: vllm {release} fits this machine{brings}", again or vllm_line(release))], obstacles
     return list(_way_out(facts)), obstacles
 
 
 def vllm_line(release: str) -> str:
     return f'pip install "vllm=={release}"'
+
+
+def _other_build(facts: Facts, release: str) -> str | None:
+    """The command where torch has the number that the release pins, but another build, which pip would keep."""
+    pinned, have = (asked("vllm", Version(release), "torch") or "").removeprefix("=="), version(facts.version("torch"))
+    wanted, cuda = TORCH_CUDA.get(pinned), build_cuda(facts)
+    if have is None or have.public != pinned or wanted is None:
+        return None
+    same = build(facts) in (None, "cuda") and (cuda is None or cuda[0] == wanted[0])
+    return None if same else f'pip install --force-reinstall "torch=={pinned}" "vllm=={release}"'
 
 
 def _brings(facts: Facts, release: str) -> str:
@@ -243,7 +268,7 @@ def _failure(facts: Facts, stage: str, name: str, error: str) -> Wall | None:
     closes = {"all": VLLM_PATHS, "fp8": ("fp8-vllm",)}.get(cause.closes if stage == "start" else "all", ())
     because = [said, cause.rule, *_suspects(facts, cause.code)]
     if cause.code == "VLLM-GLIBC":
-        because.insert(1, f"host.glibc = {facts.host.glibc}" + (f"; wanted: {caught}" if caught else ""))
+        because.insert(1, f"host.glibc = {facts.host.glibc or 'unknown'}" + (f"; wanted: {caught}" if caught else ""))
     return Wall(cause.code, closes, cause.fact.replace("{1}", caught), tuple(because), cause.helps, cause.wont_help)
 
 

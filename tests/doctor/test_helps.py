@@ -21,6 +21,7 @@ _5090 = card("NVIDIA GeForce RTX 5090", "12.0", 31.8)
 _GT1030 = card("NVIDIA GeForce GT 1030", "6.1", 2.0)
 _K80 = card("Tesla K80", "3.7", 11.2)
 _RX7600 = amd("AMD Radeon RX 7600", "gfx1102", 8.0)
+_MI300X = amd("MI300X", "gfx942", 192.0)
 _IGPU = amd("AMD Radeon Graphics", "gfx1036", 0.5)
 _NO_TORCH = {"packages": {"torch": "absent"}, "probes": {"torch_cuda": {"ok": None}, "torch_arch_list": None}}
 _NOT_COMPILED = failed("Torch not compiled with CUDA enabled")
@@ -91,6 +92,27 @@ TABLE: dict[str, tuple[dict[str, Any], str, str | None]] = {
         "driver to 580.*, then install a set", "vllm=="),
     "no wheel for drivers before 12": (
         machine(_3090, driver=driver("470.82", "11.4"), **_NO_TORCH), "driver to 580", "cu129"),
+    "pip would keep torch 2.13.0+cu126 beside a vLLM of CUDA 13": (
+        machine(_3090, **torch("2.13.0+cu126", CU126)), 'force-reinstall "torch==2.13.0" "vllm==0.31.0"', None),
+    "and the right build it may keep": (machine(_3090, **torch("2.13.0+cu130", CU130)), 'install "vllm==0.31.0"', "force"),
+    "a vLLM of CUDA 13 does not fit an old driver because torch is a CPU build": (
+        machine(_3090, driver=driver("570.86", "12.8"), **torch("2.13.0+cpu", None, _NOT_COMPILED)),
+        "driver to 580 or newer, then install it", "fits this machine"),
+    "who holds an AMD card": (
+        machine({**_MI300X, "free_gib": 90.0}, **torch("2.11.0+rocm7.1", ["gfx942"])), "rocm-smi", "nvidia"),
+    "no vLLM of CUDA for ROCm": (
+        machine(_MI300X, **torch("2.9.0+rocm7.0", ["gfx942"], vllm="0.12.0", trl="1.16.0")),
+        "install-plan", "vllm==|torch=="),
+    "no CUDA 13 vLLM for an old driver whose torch nobody read": (
+        machine(_3090, driver=driver("535.1", "12.2"), packages={"torch": None, "vllm": "0.12.0", "trl": "1.16.0"}),
+        "install-plan", "vllm==0.(2|3)"),
+    "torch for Windows is not PyPI's": (
+        machine(_3090, host=_WINDOWS, packages={"torch": "2.13.0+cu130", "torchao": "0.12.0"}), "Or leave it", '"torch=='),
+    "PyPI's torch for aarch64 was CPU-only up to 2.9": (
+        machine(card("GH200", "9.0", 94.0), host={"arch": "aarch64"}, packages={"torch": "2.11.0+cu130", "vllm": "0.12.0"}),
+        "Change", 'torch==2.9'),
+    "no toolkit for a vLLM that Windows cannot run": (
+        machine(_5090, host=_WINDOWS, toolkit=_NVCC128), "WSL2", "apt-get|toolkit"),
     "the driver of WSL2 is Windows'": (
         machine(_3090, host={"platform": "wsl2"}, driver=driver("570.86", "12.8"), **_CUDA_13),
         "driver in Windows, not in WSL2 to 580", "driver to"),
