@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
-from trl import GRPOConfig
+from trl import GRPOConfig, SFTConfig
 
 from grpo_portable.errors import RecipeError
 from grpo_portable.recipe import Recipe
@@ -26,7 +28,7 @@ def training_arguments(recipe: Recipe, *, output_dir: Path, dtype: str, cpu: boo
     sequence_level = recipe.loss == "gspo"
     upper_clip = CISPO_CLIP if recipe.loss == "cispo" and recipe.epsilon_high is None else recipe.epsilon_high
     return GRPOConfig(
-        output_dir=str(output_dir),
+        **_of_both(recipe, output_dir=output_dir, dtype=dtype, cpu=cpu),
         max_steps=recipe.steps,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=accumulation,
@@ -51,24 +53,53 @@ def training_arguments(recipe: Recipe, *, output_dir: Path, dtype: str, cpu: boo
         warmup_steps=recipe.warmup_steps,
         weight_decay=recipe.weight_decay,
         adam_beta2=recipe.adam_beta2,
-        optim=optimizer(recipe, dtype=dtype, cpu=cpu),
-        max_grad_norm=recipe.max_grad_norm,
-        seed=recipe.seed,
-        bf16=dtype == "bfloat16",  # TRL's default is true, also on a CPU
-        fp16=dtype == "float16",
-        use_cpu=cpu,
-        ddp_find_unused_parameters=False,
-        ddp_broadcast_buffers=False,  # they are the same everywhere and stay so
-        gradient_checkpointing=recipe.gradient_checkpointing is True,  # TRL's default is true
-        gradient_checkpointing_kwargs={"use_reentrant": False} if recipe.gradient_checkpointing is True else None,
         report_to=list(recipe.report_to),
-        logging_steps=1,
+        ddp_broadcast_buffers=False,  # they are the same everywhere and stay so
         logging_nan_inf_filter=False,
-        save_strategy="no",
-        disable_tqdm=True,
         ignore_data_skip=True,
         shuffle_dataset=False,
     )
+
+
+def sft_arguments(recipe: Recipe, *, rows: int, output_dir: Path, dtype: str, cpu: bool, world: int = 1) -> SFTConfig:
+    """The bootstrap on `rows` examples as TRL's arguments. Each process has the same number of rows of a batch."""
+    batch = min(recipe.bootstrap_batch, rows)
+    batch = max(world, batch - batch % world)
+    mine = batch // world
+    micro_batch = max(d for d in range(1, min(int(recipe.micro_batch), mine) + 1) if mine % d == 0)
+    steps = max(1, math.ceil(recipe.bootstrap_epochs * rows / batch))
+    return SFTConfig(
+        **_of_both(recipe, output_dir=output_dir, dtype=dtype, cpu=cpu),
+        max_steps=steps,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=mine // micro_batch,
+        learning_rate=recipe.bootstrap_learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=min(steps // 10, 20),
+        weight_decay=0.01,
+        report_to=[],
+        dataset_kwargs={"skip_prepare_dataset": True},
+        max_length=None,
+    )
+
+
+def _of_both(recipe: Recipe, *, output_dir: Path, dtype: str, cpu: bool) -> dict[str, Any]:
+    """What the arguments of bootstrap and GRPO have in common."""
+    return {
+        "output_dir": str(output_dir),
+        "optim": optimizer(recipe, dtype=dtype, cpu=cpu),
+        "max_grad_norm": recipe.max_grad_norm,
+        "seed": recipe.seed,
+        "bf16": dtype == "bfloat16",  # TRL's default is true, also on a CPU
+        "fp16": dtype == "float16",
+        "use_cpu": cpu,
+        "ddp_find_unused_parameters": False,
+        "gradient_checkpointing": recipe.gradient_checkpointing is True,  # TRL's default is true
+        "gradient_checkpointing_kwargs": {"use_reentrant": False} if recipe.gradient_checkpointing is True else None,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
 
 
 def optimizer(recipe: Recipe, *, dtype: str, cpu: bool) -> str:

@@ -281,6 +281,9 @@ def _ask(session: Session, name: str, samples: int, tell: Callable[[evaluate.Pro
 
 def bootstrap_stage(session: Session) -> None:
     """The SFT in the target format, from its newest checkpoint, and its result saved."""
+    from grpo_portable import arguments
+    from grpo_portable.sft import SftTrainer
+
     run, recipe = session.run, session.recipe
     assert session.train is not None
     examples = bootstrap.rows(session.taught or session.train.questions, session.builder, recipe)
@@ -298,21 +301,26 @@ def bootstrap_stage(session: Session) -> None:
 
     saved = _newest(run, run.bootstrap_checkpoints, "the bootstrap")
     with record.stage(run, "bootstrap", saved.step if saved else 0):
-        taught = bootstrap.bootstrap(
+        trainer = SftTrainer(
             session.model,
-            session.builder,
-            examples.examples,
             recipe,
-            output_dir=run.path,
-            dtype=session.settings.dtype,
-            cpu=session.cpu,
+            arguments.sft_arguments(
+                recipe,
+                rows=len(examples.examples),
+                output_dir=run.path,
+                dtype=session.settings.dtype,
+                cpu=session.cpu,
+                world=session.processes.count,
+            ),
+            examples=examples.examples,
+            tokenizer=session.builder.tokenizer,
             checkpoints=run.bootstrap_checkpoints,
-            saved=saved,
+            stop=session.stop,
             on_step=tell,
             probe=_format_probe(session) if recipe.bootstrap_probe else None,
             processes=session.processes,
-            stop=session.stop,
         )
+        taught = trainer.teach(saved)
         _save(session, run.bootstrapped)
     if session.processes.is_main:
         shutil.rmtree(run.bootstrap_checkpoints, ignore_errors=True)

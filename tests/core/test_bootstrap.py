@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 
 from grpo_portable import bootstrap, prompts
+from grpo_portable.arguments import sft_arguments
 from grpo_portable.batches import ShuffledSteps, by_length_within_steps
 from grpo_portable.data import Question
 from grpo_portable.errors import DataError
@@ -81,6 +83,24 @@ def test_the_share_counts_the_format_not_the_answer() -> None:
     )
     assert share == 0.5
     assert engine.synced == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "micro", "world", "shared"),
+    [
+        (100, 16, 8, 1, (8, 2, 13)),  # rows of a micro-batch, micro-batches of a step, steps of two epochs
+        (100, 16, 6, 1, (4, 4, 13)),  # what divides the batch
+        (5, 16, 8, 1, (5, 1, 2)),  # not more than there are
+        (100, 16, 8, 3, (5, 1, 14)),  # 15 rows, five each
+        (2, 16, 8, 3, (1, 1, 2)),  # each has one
+    ],
+)
+def test_processes_have_as_many_rows_of_a_batch_each(
+    tmp_path: Path, rows: int, batch: int, micro: int, world: int, shared: tuple[int, int, int]
+) -> None:
+    recipe = replace(RECIPE, bootstrap_batch=batch, bootstrap_epochs=2.0, micro_batch=micro)
+    made = sft_arguments(recipe, rows=rows, output_dir=tmp_path, dtype="float32", cpu=True, world=world)
+    assert (made.per_device_train_batch_size, made.gradient_accumulation_steps, made.max_steps) == shared
 
 
 def test_a_step_keeps_its_rows_and_its_micro_batches_are_of_like_length() -> None:

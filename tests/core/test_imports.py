@@ -70,7 +70,7 @@ LAYERS = {
         "diagnosis privacy memory shapes",
     ),
     "training": Layer(
-        "trainer trl_trainer arguments batches metrics guards correction checkpoint saving quick_updates bootstrap "
+        "trainer trl_trainer arguments batches metrics guards correction checkpoint saving quick_updates bootstrap sft "
         "evaluate record plateau",
         "errors answers phase recipe ladder run data rewards policy protocol updates engines",
     ),
