@@ -1,17 +1,18 @@
 """Values of a recipe that are fine alone and wrong together: each pair has one sentence why, told before a model loads.
 
-TRL and vLLM would refuse some of these minutes later, at the first step, and let others run to a useless end. What depends
-on the machine (float16 for a model that overflows in it) is asked again when a path is chosen: `float16_refusal`.
+TRL and vLLM would refuse some of these minutes later, at the first step, and let others run to a useless end. What keeps a
+recipe from a path is one function, `on_path`, asked when a recipe names its path and when a path is chosen for it. What vLLM
+cannot serve is asked once more of the policy itself: `vllm_refusal`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from doctor.diagnosis import SPREAD_PATHS, VLLM_PATHS
+from doctor.diagnosis import FP8_PATHS, SPREAD_PATHS, VLLM_PATHS
 from doctor.walls_model import overflows_in_float16
 from grpo_portable.errors import RecipeError
 
@@ -19,13 +20,84 @@ if TYPE_CHECKING:
     from grpo_portable.recipe import Recipe
 
 FLOAT16_PATHS = ("fp16-vllm", "fp16-hf")
+UNSLOTH_PATHS = ("fp8-vllm", "bf16-vllm")
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py: MaxLoRARanks
 _TAG_REWARD = re.compile(r"tags_[bc]_")
+
+
+class Refusal(NamedTuple):
+    fact: str
+    because: str
+    help: str
 
 
 def check(recipe: Recipe, origin: str) -> None:
     """Raise RecipeError for the first pair of values that do not combine."""
     for fact, because, help in _refusals(recipe):
         raise RecipeError(f"{origin}: {fact}", because=because, help=help)
+
+
+def on_path(recipe: Recipe, path: str) -> Refusal | None:
+    """Why a path cannot run this recipe on any machine, None when nothing in the recipe is against it."""
+    if path in VLLM_PATHS and samples_elsewhere(recipe):
+        return Refusal(
+            f"path {path} with a vLLM server",
+            f"the rollouts come from the vLLM server at {recipe.vllm_server}, and that path starts a vLLM of its own",
+            "choose a path that ends in -hf, qlora-hf or cpu: it says how the policy that learns is held",
+        )
+    if path in VLLM_PATHS:
+        unserved = vllm_refusal(recipe.lora_rank, dora=recipe.dora, fp8=path in FP8_PATHS)
+        if unserved is not None:
+            return unserved._replace(fact=f"path {path} with {unserved.fact}")
+    if path == "qlora-hf" and recipe.lora_rank == 0:
+        return Refusal(
+            f"path {path} with lora_rank 0",
+            "4-bit weights take no gradient, so they cannot be trained without an adapter",
+            "set lora_rank to 8 or more",
+        )
+    if recipe.fsdp is True and path not in ("cpu", *SPREAD_PATHS):
+        return Refusal(
+            f"`fsdp: true` on path {path}",
+            "only 16-bit weights are kept in parts",
+            f"choose {' or '.join(SPREAD_PATHS)}, or set fsdp to false",
+        )
+    if path in FLOAT16_PATHS and (because := float16_refusal(recipe.model)):
+        return Refusal(f"path {path} for {recipe.model}", because, "choose a path with bfloat16, or the CPU")
+    return None
+
+
+def vllm_refusal(rank: int, *, dora: bool, fp8: bool) -> Refusal | None:
+    """Why vLLM cannot sample from a policy with an adapter of this rank (0: all weights are trained), None when it can."""
+    if rank == 0 and fp8:
+        return Refusal(
+            "lora_rank 0",
+            "all weights are trained, and an FP8 copy of them would have to be quantised anew at every step",
+            "set lora_rank to 8 or more, or choose bf16-vllm",
+        )
+    if rank and dora:
+        return Refusal(
+            "`dora: true`",
+            "vLLM serves LoRA and rsLoRA adapters, not DoRA",
+            "set dora to false, or choose a path that ends in -hf",
+        )
+    if rank > RANKS[-1]:
+        return Refusal(
+            f"lora_rank {rank}",
+            f"vLLM serves adapters up to rank {RANKS[-1]}, not {rank}",
+            f"set lora_rank to {RANKS[-1]} or less, or choose a path that ends in -hf",
+        )
+    return None
+
+
+def head_refusal(lora_targets: str) -> Refusal | None:
+    """Why there can be no adapter on the head, None when none is asked for."""
+    if "lm_head" not in [target.strip() for target in lora_targets.split(",")]:
+        return None
+    return Refusal(
+        "lora_targets names lm_head",
+        "log-probabilities are read from its weight, so an adapter there is not seen",
+        "leave lm_head out, or use all-linear",
+    )
 
 
 def float16_refusal(model: str) -> str | None:
@@ -63,8 +135,8 @@ def _refusals(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     yield from _fsdp(recipe)
     yield from _loss(recipe)
     yield from _rewards(recipe)
-    if recipe.path in FLOAT16_PATHS and (because := float16_refusal(recipe.model)):
-        yield f"path {recipe.path} for {recipe.model}", because, "choose a path with bfloat16, or the CPU"
+    if recipe.path != "auto" and (refused := on_path(recipe, recipe.path)):
+        yield refused
     if recipe.bootstrap_probe and recipe.bootstrap_epochs == 0:
         yield (
             "`bootstrap_probe` without a bootstrap",
@@ -84,18 +156,6 @@ def _adapter(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
         for name in ("dora", "rslora"):
             if getattr(recipe, name):
                 yield f"`{name}: true` needs an adapter", "lora_rank is 0", "set lora_rank to 8 or more"
-        if recipe.path == "qlora-hf":
-            yield (
-                "4-bit weights cannot be trained without an adapter",
-                "lora_rank is 0 and packed weights take no gradient",
-                "set lora_rank to 8 or more",
-            )
-        if recipe.path == "fp8-vllm":
-            yield (
-                "path fp8-vllm with lora_rank 0",
-                "all weights are trained, and their FP8 copy would have to be quantised anew at every step",
-                "set lora_rank to 8 or more, or choose bf16-vllm",
-            )
         if recipe.beta > 0:
             yield (
                 f"beta {recipe.beta:g} with lora_rank 0",
@@ -103,19 +163,8 @@ def _adapter(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
                 "set lora_rank to 8 or more, or beta to 0",
             )
         return
-    if recipe.dora and recipe.path in VLLM_PATHS:
-        yield (
-            f"`dora: true` on path {recipe.path}",
-            "vLLM serves LoRA and rsLoRA adapters, not DoRA",
-            "set dora to false, or choose a path that ends in -hf",
-        )
-    targets = [target.strip() for target in recipe.lora_targets.split(",")]
-    if "lm_head" in targets:
-        yield (
-            "lora_targets names lm_head",
-            "log-probabilities are read from its weight, so an adapter there is not seen",
-            "leave lm_head out, or use all-linear",
-        )
+    if refused := head_refusal(recipe.lora_targets):
+        yield refused
 
 
 def _server(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
@@ -123,37 +172,21 @@ def _server(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
         yield "`vllm_server` cannot be used", because, "write http://host:port; a key goes into VLLM_API_KEY"
     if recipe.backend == "server" and not recipe.vllm_server:
         yield "backend server without `vllm_server`", "there is nobody to ask", "set vllm_server to http://host:port"
-    if not samples_elsewhere(recipe):
-        return
-    if recipe.path in VLLM_PATHS:
+    unserved = vllm_refusal(recipe.lora_rank, dora=recipe.dora, fp8=True)
+    if samples_elsewhere(recipe) and unserved is not None:
         yield (
-            f"path {recipe.path} with a vLLM server",
-            "that path starts a vLLM of its own beside the policy",
-            "choose a path that ends in -hf, qlora-hf or cpu: it says how the policy that learns is held",
-        )
-    if recipe.lora_rank == 0 or recipe.dora or recipe.lora_rank > 512:
-        what = "all weights are trained" if recipe.lora_rank == 0 else "DoRA" if recipe.dora else "rank above 512"
-        yield (
-            f"a vLLM server with {what}",
-            "a server is handed LoRA and rsLoRA adapters of rank 1 to 512, and nothing else",
+            f"a vLLM server with {unserved.fact}",
+            f"a server is handed LoRA and rsLoRA adapters of rank 1 to {RANKS[-1]}, and nothing else",
             "set lora_rank and dora so, or leave vllm_server out",
         )
 
 
 def _fsdp(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    if recipe.fsdp is not True:
-        return
-    if not samples_elsewhere(recipe):
+    if recipe.fsdp is True and not samples_elsewhere(recipe):
         yield (
             "`fsdp: true` without a vLLM server",
             "no engine of the process that trains can read weights that lie in parts on several GPUs",
             "start `vllm serve` on other GPUs and set vllm_server to http://host:port",
-        )
-    if recipe.path not in ("auto", "cpu", *SPREAD_PATHS):
-        yield (
-            f"`fsdp: true` on path {recipe.path}",
-            "only 16-bit weights are kept in parts",
-            f"choose {' or '.join(SPREAD_PATHS)}, or set fsdp to false",
         )
 
 
@@ -185,7 +218,7 @@ def _unsloth(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
             "Unsloth learns on FP8 weights with a scale a row or a 128x128 block",
             "set fp8_scales to row or block",
         )
-    if recipe.path not in ("auto", "fp8-vllm", "bf16-vllm"):
+    if recipe.path not in ("auto", *UNSLOTH_PATHS):
         yield (
             f"backend unsloth on path {recipe.path}",
             "it shares the weights of a vLLM in 16 bit or FP8",

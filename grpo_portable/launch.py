@@ -32,7 +32,7 @@ from grpo_portable.errors import (
 )
 from grpo_portable.eval_task import EvalTask
 from grpo_portable.recipe import Recipe, is_template, load, parsed, with_template
-from grpo_portable.rollout.available import unavailable, unserved
+from grpo_portable.rollout.available import unavailable
 from grpo_portable.rows import SUFFIXES
 from grpo_portable.settle import Settled
 
@@ -216,7 +216,7 @@ def recipes(*, plain: bool, as_json: bool, facts_file: str | None) -> str:
     if plain:
         return listing.plain()
     facts = saved_facts(facts_file) if facts_file else _quick_look()
-    rows = listing.rows(facts, unserved if facts_file else unavailable)
+    rows = listing.rows(facts, None if facts_file else unavailable)
     if as_json:
         return json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False)
     return listing.text(rows, listing.machine(facts))

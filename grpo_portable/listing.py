@@ -41,20 +41,20 @@ class Row:
     slow: bool = False
 
 
-def rows(facts: Facts, can_run: Callable[[Recipe], dict[str, str | None]]) -> list[Row]:
+def rows(facts: Facts, can_run: Callable[[Recipe], dict[str, str | None]] | None) -> list[Row]:
     """A row for every recipe that comes along, those that fit first, the slow ones after the others."""
     found = [row(entry, facts, can_run) for entry in catalogue.entries()]
     return sorted(found, key=lambda r: (r.fits is False, r.slow, r.name))
 
 
-def row(entry: catalogue.Entry, facts: Facts, can_run: Callable[[Recipe], dict[str, str | None]]) -> Row:
+def row(entry: catalogue.Entry, facts: Facts, can_run: Callable[[Recipe], dict[str, str | None]] | None) -> Row:
     """The row of one recipe; a recipe that cannot be planned is a no with its reason, never an error."""
     try:
         recipe = load(entry.file)
         open_model = recipe.model == "auto"
         if open_model:
             recipe = replace(recipe, model=STAND_IN)
-        settled, diagnosis = planning.plan(recipe, facts, auto=True, can_run=can_run(recipe))
+        settled, diagnosis = planning.plan(recipe, facts, auto=True, can_run=can_run and can_run(recipe))
     except GrpoPortableError as error:
         return Row(entry.name, entry.purpose, False, None, None, (error.because or error.fact).partition("; ")[0])
     ledger = settled.ledger

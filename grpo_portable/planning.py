@@ -20,11 +20,10 @@ from doctor.together import equal
 from doctor.walls import better
 from doctor.walls_several import no_several
 from grpo_portable import gpus
-from grpo_portable.combinations import samples_elsewhere
+from grpo_portable.combinations import on_path, samples_elsewhere
 from grpo_portable.errors import PathClosed
 from grpo_portable.ladder import CPU_PARAMETERS_LIMIT
 from grpo_portable.recipe import Recipe
-from grpo_portable.rollout.available import unserved
 from grpo_portable.rollout.vllm_settings import block_refusal
 from grpo_portable.settle import Settled, settle
 
@@ -39,12 +38,9 @@ def plan(
 ) -> tuple[Settled, Diagnosis]:
     """The settled recipe and the diagnosis it rests on, with the GPUs of the run in its plan. Raises what `settle` raises.
 
-    `asked`: the GPUs the user named, by the doctor's index; None takes the equal ones the doctor chose.
-
-    `can_run`: what this installation has engines for (`rollout.available.unavailable`); left out for a machine that is not
-    this one, where only what the recipe asks of the engines counts.
+    `can_run`: what this installation has no engine for (`rollout.available.unavailable`); left out for a machine that is not
+    this one. `asked`: the GPUs the user named, by the doctor's index; None takes the equal ones the doctor chose.
     """
-
     spread = _spread_over(recipe, facts, asked)
     if recipe.fsdp is True:
         return _planned(recipe, facts, auto, can_run, asked, spread)
@@ -80,12 +76,12 @@ def _planned(
 
     def settled_on(recipe: Recipe) -> tuple[Settled, Diagnosis]:
         diagnosis = on_gpus(recipe, facts, asked, spread)
-        whole = {p: "it keeps its weights whole" for p in PATHS if p not in SPREAD_PATHS} if spread > 1 else {}
+        whole = {PATHS[-1]: "it keeps its weights whole"} if spread > 1 else {}
         settled = settle(
             recipe,
             diagnosis,
             auto=auto,
-            can_run={**(can_run or unserved(recipe)), **_blocks(recipe), **_not_on_a_cpu(recipe), **whole},
+            can_run={**(can_run or {}), **_blocks(recipe), **_not_on_a_cpu(recipe), **whole},
             ledger_of=lambda path: ledger_of(recipe, diagnosis, path, spread),
             processes=lambda path: gpus.processes(diagnosis, path),
         )
@@ -251,7 +247,7 @@ def others(settled: Settled, diagnosis: Diagnosis) -> str | None:
         return None
     there = {path for path, state in diagnosis.paths.items() if state.open and state.fits is not False}
     worse = {path for path in there if path.startswith("fp16") and path.replace("fp16", "bf16") in there}
-    refused = {path for path, reason in {**unserved(recipe), **_blocks(recipe)}.items() if reason}
+    refused = {path for path in there if on_path(recipe, path) or _blocks(recipe).get(path)}
     seen: list[tuple[float, str]] = []
     for path in there - worse - refused - {"cpu", recipe.path}:
         step = step_seconds(replace(settled, recipe=replace(recipe, path=path)), diagnosis)

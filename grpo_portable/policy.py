@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from grpo_portable import manifest
+from grpo_portable.combinations import head_refusal
 from grpo_portable.cuts import as_named
 from grpo_portable.errors import ModelError, RecipeError
 from grpo_portable.recipe import Recipe
@@ -120,12 +121,9 @@ def add_adapter(model: Any, recipe: Recipe) -> Any:
         return model.requires_grad_(True)
     from peft import LoraConfig, get_peft_model
 
+    if refused := head_refusal(recipe.lora_targets):
+        raise RecipeError(refused.fact, because=refused.because, help=refused.help)
     named = [t.strip() for t in recipe.lora_targets.split(",") if t.strip()]
-    if "lm_head" in named:
-        raise RecipeError(
-            "lora_targets names lm_head",
-            because="log-probabilities are read from its weight, an adapter there is not seen",
-        )
     config = LoraConfig(
         r=recipe.lora_rank,
         lora_alpha=recipe.lora_alpha,  # type: ignore[arg-type]  # peft only ever divides it

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from doctor import memory
 from doctor.diagnosis import PATHS, About, Diagnosis, Reason, Wall
 from doctor.readings import cards
-from grpo_portable.combinations import FLOAT16_PATHS, float16_refusal, samples_elsewhere
+from grpo_portable.combinations import UNSLOTH_PATHS, float16_refusal, on_path, samples_elsewhere
 from grpo_portable.errors import PathClosed, RecipeError
 from grpo_portable.recipe import Recipe, check
 
@@ -120,7 +120,7 @@ def unsloth_refusal(recipe: Recipe, path: str, diagnosis: Diagnosis) -> str | No
     tried = diagnosis.facts.probe("unsloth_import")
     if tried.ok is False:
         return f"unsloth cannot be imported: {tried.error}"
-    if path not in ("fp8-vllm", "bf16-vllm"):
+    if path not in UNSLOTH_PATHS:
         return f"it shares the weights of a vLLM in 16 bit or FP8, and the path is {path}"
     chosen = [card for card in cards(diagnosis.facts) or () if card.index in diagnosis.plan.gpus]
     older = [card for card in chosen if card.capability is not None and card.capability < UNSLOTH_FP8]
@@ -219,11 +219,11 @@ def _insisted(diagnosis: Diagnosis, path: str) -> list[Wall]:
 
 def _unfit(recipe: Recipe, diagnosis: Diagnosis, path: str) -> str | None:
     """Why an open path is none for this recipe."""
-    if recipe.lora_rank == 0 and path in ("qlora-hf", "fp8-vllm"):
-        return "quantised weights cannot be trained without an adapter"
+    if refused := on_path(recipe, path):
+        return refused.because
     state = diagnosis.paths.get("bf16-hf")
     old_card = path == "qlora-hf" and state is not None and "BF16-HARDWARE" in state.walls
-    return float16_refusal(recipe.model) if path in FLOAT16_PATHS or old_card else None
+    return float16_refusal(recipe.model) if old_card else None
 
 
 def _no_8_bit_states(recipe: Recipe, diagnosis: Diagnosis) -> str | None:

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
+from grpo_portable.combinations import vllm_refusal
 from grpo_portable.errors import EngineUnsupported
 from grpo_portable.rollout import delta
-from grpo_portable.rollout.vllm_settings import RANKS, Layout
+from grpo_portable.rollout.vllm_settings import Layout
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,13 @@ def vocabulary(policy: Any) -> int:
 def refusal(policy: Any, *, fp8: bool) -> str | None:
     """Why vLLM cannot sample from this policy, None when it can."""
     adapted = [m for m in base_of(policy).modules() if hasattr(m, "lora_A")]
+    rank = max((sum(m.lora_A[name].weight.shape[0] for name in m.lora_A) for m in adapted), default=0)
+    learns = any(p.requires_grad for p in policy.parameters())
+    dora = any(len(getattr(m, "lora_magnitude_vector", ()) or ()) for m in adapted)
+    if unserved := vllm_refusal(rank, dora=dora, fp8=fp8 and learns):
+        return unserved.because
     if not adapted:
-        if fp8 and any(p.requires_grad for p in policy.parameters()):
-            return "all weights are trained, and an FP8 copy of them would have to be quantised anew at every step"
         return None
-    if any(len(getattr(m, "lora_magnitude_vector", ()) or ()) for m in adapted):
-        return "vLLM serves LoRA and rsLoRA adapters, not DoRA"
     inside = {id(p) for m in adapted for part in (m.lora_A, m.lora_B) for p in part.parameters()}
     others = [name for name, p in policy.named_parameters() if p.requires_grad and id(p) not in inside]
     if others:
@@ -69,8 +71,7 @@ def refusal(policy: Any, *, fp8: bool) -> str | None:
         variants = {type(v).__name__ for v in (getattr(module, "lora_variant", None) or {}).values() if v is not None}
         if variants:
             return f"vLLM does not know adapters of kind `{sorted(variants)[0]}`"
-    rank = max(sum(module.lora_A[name].weight.shape[0] for name in module.lora_A) for module in adapted)
-    return f"vLLM serves adapters up to rank {RANKS[-1]}, not {rank}" if rank > RANKS[-1] else None
+    return None
 
 
 def layout(policy: Any) -> Layout | None:

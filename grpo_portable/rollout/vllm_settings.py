@@ -15,6 +15,7 @@ from typing import Any
 
 from doctor.memory import GIB, HEADROOM, Setting, ledger
 from doctor.shapes import Shape
+from grpo_portable.combinations import RANKS
 from grpo_portable.errors import EngineError, EngineUnsupported
 from grpo_portable.recipe import Recipe
 
@@ -23,7 +24,6 @@ BATCHED_TOKENS = 8192  # prompt tokens in one forward pass
 FP8_BLOCK = 128  # vllm/model_executor/layers/quantization/utils/fp8_utils.py: group_size
 FP8 = {"row": "fp8_per_channel", "block": "fp8_per_block", "tensor": "fp8_per_tensor"}  # vllm/config/quantization.py
 GRAPHS = ("full", "compiled", "eager")
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py: MaxLoRARanks
 
 
 @dataclass(frozen=True)

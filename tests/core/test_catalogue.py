@@ -20,7 +20,6 @@ from doctor.speed import duration
 from grpo_portable import catalogue, cli, launch, listing, planning, recipe_page, rewards
 from grpo_portable.errors import PathClosed, RecipeError, RunFolderError, UsageError
 from grpo_portable.recipe import Recipe, load, override, to_yaml
-from grpo_portable.rollout.available import unserved
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINES = {
@@ -202,7 +201,7 @@ def test_a_recipe_without_a_model_asks_for_one() -> None:
 
 
 def test_the_list_says_yes_or_no_with_path_time_and_why() -> None:
-    found = {row.name: row for row in listing.rows(card("NVIDIA GeForce RTX 4060 Laptop GPU", "8.9", 8.0), unserved)}
+    found = {row.name: row for row in listing.rows(card("NVIDIA GeForce RTX 4060 Laptop GPU", "8.9", 8.0), None)}
     assert set(found) == set(NAMES)
     small, large = found["gsm8k-qwen3-1.7b-8gb"], found["dapo-qwen3-14b-80gb"]
     assert (small.fits, small.path) == (True, "qlora-hf")
@@ -233,10 +232,10 @@ def laptop(**extra: Any) -> Facts:
 
 
 def test_a_time_on_the_cpu_is_measured_or_rests_on_measured_rates() -> None:
-    unmeasured = {row.name: row for row in listing.rows(laptop(), unserved)}
+    unmeasured = {row.name: row for row in listing.rows(laptop(), None)}
     assert unmeasured["arithmetic-embedded"].time == "measured about 1 min on two CPU cores"
     assert unmeasured["gsm8k-smollm2-135m-cpu"].time is None
-    found = {row.name: row for row in listing.rows(laptop(cpu_rates={"gflops": 160.0, "gb_s": 30.0}), unserved)}
+    found = {row.name: row for row in listing.rows(laptop(cpu_rates={"gflops": 160.0, "gb_s": 30.0}), None)}
     assert found["arithmetic-embedded"].time == "measured about 1 min on two CPU cores"
     assert found["gsm8k-smollm2-135m-cpu"].time == "about 82 min"
 
@@ -244,7 +243,7 @@ def test_a_time_on_the_cpu_is_measured_or_rests_on_measured_rates() -> None:
 def test_the_list_and_the_plan_say_one_time() -> None:
     facts = laptop(cpu_rates={"gflops": 160.0, "gb_s": 30.0})
     entry = next(e for e in catalogue.entries() if e.name == "gsm8k-smollm2-135m-cpu")
-    listed = listing.row(entry, facts, unserved)
+    listed = listing.row(entry, facts, None)
     planned = planning.minutes(*planning.plan(load(entry.file), facts, auto=True))
     assert listed.time and planned and planned.startswith(f"{listed.time}, ")
     assert "by a measurement of this CPU" in planned
@@ -254,7 +253,7 @@ def test_the_list_says_what_its_estimates_are_where_it_has_some() -> None:
     told = " ".join(listing.ESTIMATES.split())
     rates = {"gflops": 160.0, "gb_s": 30.0}
     for facts, has in ((laptop(cpu_rates=rates), True), (laptop(), False)):
-        assert (told in " ".join(listing.text(listing.rows(facts, unserved), "x").split())) is has
+        assert (told in " ".join(listing.text(listing.rows(facts, None), "x").split())) is has
 
 
 def test_of_weights_in_parts_nobody_knows_the_time() -> None:
@@ -266,7 +265,7 @@ def test_of_weights_in_parts_nobody_knows_the_time() -> None:
 
 
 def test_a_recipe_that_has_room_on_a_cpu_but_takes_days_is_marked_as_slow() -> None:
-    rows = listing.rows(laptop(cpu_rates={"gflops": 1000.0, "gb_s": 150.0}), unserved)
+    rows = listing.rows(laptop(cpu_rates={"gflops": 1000.0, "gb_s": 150.0}), None)
     by_name = {row.name: row for row in rows}
     slow = by_name["gsm8k-smollm2-135m"]
     assert (slow.fits, slow.slow, by_name["arithmetic-embedded"].slow) == (True, True, False)
@@ -274,7 +273,7 @@ def test_a_recipe_that_has_room_on_a_cpu_but_takes_days_is_marked_as_slow() -> N
     assert fitting[-1] == "gsm8k-smollm2-135m"
     line = next(line for line in listing.text(rows, "x").splitlines() if line.startswith("gsm8k-smollm2-135m "))
     assert line.split()[1:3] == ["slow", "cpu,"] and slow.time and slow.time.endswith((" h", " days"))
-    laptops = listing.rows(laptop(cpu_rates={"gflops": 160.0, "gb_s": 38.0}), unserved)
+    laptops = listing.rows(laptop(cpu_rates={"gflops": 160.0, "gb_s": 38.0}), None)
     refused = next(row for row in laptops if row.name == "gsm8k-smollm2-135m")
     assert (refused.fits, refused.why) == (False, "cpu has room, but about 8 days")
 
@@ -295,7 +294,7 @@ def test_a_plan_on_a_cpu_has_a_time_or_says_why_not(model: str, extra: dict[str,
 
 
 def test_the_list_survives_a_machine_nobody_looked_at() -> None:
-    rows = listing.rows(Facts(), unserved)
+    rows = listing.rows(Facts(), None)
     assert len(rows) == len(NAMES)
     assert all(row.why for row in rows)
 
@@ -303,16 +302,16 @@ def test_the_list_survives_a_machine_nobody_looked_at() -> None:
 def test_what_has_room_but_would_take_days_is_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = card("NVIDIA GeForce RTX 4090", "8.9", 24.0)
     entry = next(e for e in catalogue.entries() if e.name == "gsm8k-qwen3-4b")
-    assert listing.row(entry, facts, unserved).fits
+    assert listing.row(entry, facts, None).fits
     monkeypatch.setattr(listing, "TOO_LONG_S", 60)
-    refused = listing.row(entry, facts, unserved)
+    refused = listing.row(entry, facts, None)
     assert refused.fits is False
     assert "has room, but about" in refused.why
 
 
 def test_listing_is_quick() -> None:
     with spent.at_most(1.5):
-        listing.rows(MACHINES["ref-t4-small"], unserved)
+        listing.rows(MACHINES["ref-t4-small"], None)
 
 
 # --- the command line

@@ -24,6 +24,7 @@ import torch
 import training
 
 from grpo_portable import policy
+from grpo_portable.combinations import on_path
 from grpo_portable.errors import EngineError, EngineUnsupported, RecipeError, ServerError
 from grpo_portable.recipe import Recipe, override
 from grpo_portable.rollout import available, server, server_client, server_request
@@ -544,8 +545,8 @@ def test_close_never_raises(served: Any) -> None:
         (["vllm_server=http://host:99999"], "no http:// or https:// address"),
         (["backend=server"], "there is nobody to ask"),
         (["vllm_server=http://host:8000", "path=bf16-vllm"], "starts a vLLM of its own"),
-        (["vllm_server=http://host:8000", "lora_rank=0"], "all weights are trained"),
-        (["vllm_server=http://host:8000", "dora=true"], "DoRA"),
+        (["vllm_server=http://host:8000", "lora_rank=0"], "a vLLM server with lora_rank 0"),
+        (["vllm_server=http://host:8000", "dora=true"], "a vLLM server with `dora: true`"),
     ],
     ids=str,
 )
@@ -556,11 +557,12 @@ def test_what_does_not_go_with_a_server_is_told_before_anything_loads(settings: 
 
 
 def test_a_server_needs_no_vllm_here_and_passes_over_the_paths_that_start_one() -> None:
-    reasons = available.unavailable(recipe_for("http://host:8000"))
-    assert reasons["bf16-vllm"] == "the rollouts come from the vLLM server at http://host:8000"
-    assert reasons["bf16-hf"] is None and reasons["cpu"] is None
-    plain = available.unserved(recipe_for("http://host:8000", backend="plain"))
-    assert plain["bf16-vllm"] is None  # the address is kept, and not used
+    recipe = recipe_for("http://host:8000")
+    assert available.unavailable(recipe) == {}
+    assert "come from the vLLM server at http://host:8000" in on_path(recipe, "bf16-vllm").because
+    assert on_path(recipe, "bf16-hf") is None and on_path(recipe, "cpu") is None
+    plain = recipe_for("http://host:8000", backend="plain")
+    assert on_path(plain, "bf16-vllm") is None  # the address is kept, and not used
 
 
 def test_a_refusal_is_told_in_the_servers_words(served: Any) -> None:

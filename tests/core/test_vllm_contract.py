@@ -30,7 +30,8 @@ from doctor.memory import Setting
 from doctor.shapes import shape_of
 from doctor.trials import vllm as trial
 from grpo_portable import failure, policy
-from grpo_portable.errors import EngineError, EngineUnsupported
+from grpo_portable.combinations import check, on_path
+from grpo_portable.errors import EngineError, EngineUnsupported, RecipeError
 from grpo_portable.phase import Doing, Phase
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import available, delta, scratch, vllm, vllm_adapter, vllm_settings
@@ -207,10 +208,14 @@ def test_a_recipe_vllm_cannot_serve_is_planned_elsewhere(
     monkeypatch: pytest.MonkeyPatch, changes: dict, closed: tuple, open_: tuple
 ) -> None:
     monkeypatch.setattr(available.importlib.util, "find_spec", lambda name: object())
-    reasons = available.unavailable(replace(Recipe(), **changes))
-    assert all(reasons[path] for path in closed) and not any(reasons[path] for path in open_)
+    recipe = replace(Recipe(), **changes)
+    assert available.unavailable(recipe) == {}
+    assert all(on_path(recipe, path) for path in closed) and not any(on_path(recipe, path) for path in open_)
+    for path in closed:
+        with pytest.raises(RecipeError, match=path):
+            check(replace(recipe, path=path), "here")
     monkeypatch.setattr(available.importlib.util, "find_spec", lambda name: None)
-    assert available.unavailable(replace(Recipe(), **changes))["bf16-vllm"] == "vLLM is not installed"
+    assert available.unavailable(recipe)["bf16-vllm"] == "vLLM is not installed"
 
 
 # --- rollouts
