@@ -28,9 +28,15 @@ STYLES = ("gsm8k_marker", "tagged", "boxed", "free")
 
 
 def _f(
-    default: Any, doc: str, choices: tuple[str, ...] | None = None, low: float | None = None, high: float | None = None
+    default: Any,
+    doc: str,
+    choices: tuple[str, ...] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    section: str | None = None,
 ) -> Any:
-    metadata = {"doc": doc, "choices": choices, "low": low, "high": high}
+    """A field with its docs and bounds; `section` is the title of the group of fields that begins with it."""
+    metadata = {"doc": doc, "choices": choices, "low": low, "high": high, "section": section}
     if isinstance(default, list):
         return field(default_factory=lambda: tuple(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -40,8 +46,9 @@ def _f(
 class Recipe:
     """All choices of one run. Field docs are the reference page (`docs/recipes.md` is generated from them)."""
 
-    # model
-    model: str = _f("auto", "hub id, local folder, GGUF file, or `embedded` for the built-in demonstration model")
+    model: str = _f(
+        "auto", "hub id, local folder, GGUF file, or `embedded` for the built-in demonstration model", section="model"
+    )
     path: str = _f("auto", "where the run goes: one of the doctor's paths", ("auto", *PATHS))
     chat_template: str = _f(
         "auto",
@@ -51,10 +58,10 @@ class Recipe:
     prompt_template: str = _f("{question}", "user message; `{question}` stands for the question")
     enable_thinking: bool | None = _f(None, "passed to chat templates that know it (Qwen3); null leaves it out")
 
-    # data
     data: str = _f(
         "auto",
         "training questions: hub id, JSONL, JSON, CSV, TSV, Parquet file, folder with one a split, or `arithmetic` (built in)",
+        section="data",
     )
     data_config: str = _f("", "configuration name of a hub data set (gsm8k: main)")
     data_split: str = _f("train", "split of the training data")
@@ -86,8 +93,12 @@ class Recipe:
     )
     few_shot: int = _f(0, "worked examples put before each question, from the training data", low=0, high=32)
 
-    # bootstrap (a short SFT in the target format before GRPO)
-    bootstrap_epochs: float = _f(0.0, "passes over the bootstrap rows; 0 leaves the stage out", low=0)
+    bootstrap_epochs: float = _f(
+        0.0,
+        "passes over the bootstrap rows; 0 leaves the stage out",
+        low=0,
+        section="bootstrap (a short SFT in the target format before GRPO)",
+    )
     bootstrap_data: str = _f("", "questions with worked answers for the bootstrap; empty takes the training questions")
     bootstrap_limit: int = _f(0, "at most this many rows for the bootstrap (0: all)", low=0)
     bootstrap_learning_rate: float = _f(2e-4, "learning rate of the bootstrap", low=0)
@@ -98,8 +109,7 @@ class Recipe:
     bootstrap_probe_every: int = _f(10, "bootstrap steps between two probes", low=1)
     bootstrap_format_share: float = _f(0.9, "share of the probe's answers that is enough", low=0.01, high=1)
 
-    # adapter
-    lora_rank: int = _f(32, "rank of the adapter; 0 trains all weights", low=0)
+    lora_rank: int = _f(32, "rank of the adapter; 0 trains all weights", low=0, section="adapter")
     lora_alpha: float = _f(32.0, "scale numerator of the adapter", low=0)
     lora_dropout: float = _f(
         0.0, "dropout on the adapter's input; not 0 makes sampler and trainer differ", low=0, high=0.99
@@ -108,8 +118,7 @@ class Recipe:
     rslora: bool = _f(False, "scale by alpha/sqrt(rank) instead of alpha/rank")
     dora: bool = _f(False, "weight-decomposed adapter (DoRA)")
 
-    # GRPO
-    steps: int = _f(150, "optimizer steps", low=1, high=10_000_000)
+    steps: int = _f(150, "optimizer steps", low=1, high=10_000_000, section="GRPO")
     prompts_per_step: int = _f(8, "questions in one step", low=1)
     group_size: int = _f(8, "completions of each question (G)", low=2)
     micro_batch: int | str = _f("auto", "completions in one backward pass; `auto`: as memory allows", ("auto",), low=1)
@@ -132,14 +141,16 @@ class Recipe:
     mask_truncated: bool = _f(False, "leave completions that hit the length limit out of the loss")
     gradient_checkpointing: bool | str = _f("auto", "recompute activations in the backward pass", ("auto",))
 
-    # rewards
     rewards: tuple[str, ...] = _f(
-        ["correctness", "marker_format"], "reward functions by name, `module:function` or `file.py:function`"
+        ["correctness", "marker_format"],
+        "reward functions by name, `module:function` or `file.py:function`",
+        section="rewards",
     )
     reward_weights: tuple[float, ...] = _f([], "one weight a reward; empty: all 1")
 
-    # rollouts
-    max_completion_tokens: int = _f(256, "completions end here at the latest, in training and evaluation alike", low=1)
+    max_completion_tokens: int = _f(
+        256, "completions end here at the latest, in training and evaluation alike", low=1, section="rollouts"
+    )
     temperature: float = _f(1.0, "sampling temperature of rollouts", low=0.01)
     top_p: float = _f(1.0, "nucleus sampling; 1 is off", low=0.01, high=1)
     top_k: int = _f(0, "draw from the k likeliest tokens; 0 is off", low=0)
@@ -166,12 +177,12 @@ class Recipe:
         "row", "weights of an FP8 vLLM engine get one scale a row, 128x128 block or tensor", ("row", "block", "tensor")
     )
 
-    # evaluation
-    eval_samples: int = _f(0, "sampled answers a question beside the greedy one; 0 is greedy only", low=0, high=64)
+    eval_samples: int = _f(
+        0, "sampled answers a question beside the greedy one; 0 is greedy only", low=0, high=64, section="evaluation"
+    )
     eval_temperature: float = _f(1.0, "temperature of the sampled answers", low=0.01)
 
-    # run
-    seed: int = _f(3407, "seed of everything that draws", low=0, high=2**32 - 1)
+    seed: int = _f(3407, "seed of everything that draws", low=0, high=2**32 - 1, section="run")
     save_every: int = _f(10, "steps between checkpoints", low=1)
     report_to: tuple[str, ...] = _f(
         [], "trackers beside metrics.jsonl: tensorboard, wandb, trackio", ("tensorboard", "wandb", "trackio")

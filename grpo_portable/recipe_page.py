@@ -6,8 +6,7 @@ python -m grpo_portable.recipe_page --check    exit 1 when it is not up to date
 
 from __future__ import annotations
 
-import inspect
-import re
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
@@ -19,7 +18,6 @@ from grpo_portable.markdown import table
 from grpo_portable.recipe import Recipe, describe, field_types
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"
-_SECTION = re.compile(r"^    # (?P<title>.+)$|^    (?P<name>\w+): ", re.MULTILINE)
 
 
 def page() -> str:
@@ -59,17 +57,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _sections() -> Iterator[tuple[str, list[Field]]]:
-    """The fields under the comments that head them in the record's source, in its order."""
-    by_name = {f.name: f for f in fields(Recipe)}
-    title, found = "", list[Field]()
-    for match in _SECTION.finditer(inspect.getsource(Recipe)):
-        if match["title"]:
-            if found:
-                yield title, found
-            title, found = match["title"], []
-        elif match["name"] in by_name:
-            found.append(by_name[match["name"]])
-    yield title, found
+    """The fields in the record's order, in the groups that they head."""
+    all_fields = fields(Recipe)
+    heads = [place for place, f in enumerate(all_fields) if f.metadata["section"]]
+    for first, end in itertools.pairwise([*heads, len(all_fields)]):
+        yield all_fields[first].metadata["section"], list(all_fields[first:end])
 
 
 def _recipe_row(entry: catalogue.Entry) -> list[str]:
