@@ -24,20 +24,20 @@ from __future__ import annotations
 
 import re
 
-# A sentence's first word that is no ordinary one keeps its capital; `CUDA`, `FP8` and `KeyError:` do so by their form.
-_NAME = re.compile(
-    r"(?:Accelerate|Ada|Ampere|Apple|Blackwell|Colab|Docker|Gemma|Hopper|Intel|Jetson|Linux|Llama|Metal|Mistral|Nvidia|Orin|Pascal|Phi|Python|Quadro|Qwen|Radeon"
-    r"|Ray|Slurm|Tesla|Torch|Transformers|Triton|Turing|Ubuntu|Unsloth|Volta|Windows)\b"
+# First words that are never a name. What is not among them may be one, and keeps its capital.
+_OPENER = re.compile(
+    r"(?:A|All|An|And|Another|Any|As|At|Before|Both|By|Can|Can't|Cannot|Code|Could|Each|Every|For|Free|From|If|In|Installed|It|Its"
+    r"|More|Neither|No|Nobody|None|Nothing|Of|On|Once|One|Only|Or|Other|Packages|Since|Some|That|The|There|These|This|Those"
+    r"|Three|Two|What|When|Where|While|With|Within|Without)(?=[ ,;]|$)"
 )
-_ORDINARY = re.compile(r"[A-Z][a-z]*(?=[ ,;']|$)")
 _ERRNO = re.compile(r"^\[Errno \d+\] ")
 
 
 def clause(text: str) -> str:
-    """A sentence as it goes on after `because`: no capital of its own, no full stop, no errno; names keep theirs."""
-    text = _ERRNO.sub("", text.strip())
-    if _ORDINARY.match(text) and not _NAME.match(text):
-        text = text[0].lower() + text[1:]
+    """A sentence as it goes on after `because`: no capital of its own, no full stop, no errno; a name keeps its capital."""
+    text, of_system = _ERRNO.subn("", text.strip())
+    if of_system or _OPENER.match(text):
+        text = text[:1].lower() + text[1:]
     return text if text.endswith("..") else text.removesuffix(".")
 
 
