@@ -126,13 +126,12 @@ class PromptBuilder:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Questions with their prompts, and how many were left out: over `limit_tokens`, or above the percentile."""
+    """Questions with their prompts, and how many were left out: over the limit, or above the percentile."""
 
     questions: tuple[Question, ...]
     prompts: tuple[tuple[int, ...], ...]
     over_length: int
     over_percentile: int
-    limit_tokens: int
 
 
 def builder(
@@ -211,7 +210,6 @@ def fit(questions: Sequence[Question], builder: PromptBuilder, *, max_tokens: in
         tuple(ids for _, ids in kept),
         len(pairs) - len(short),
         len(short) - len(kept),
-        limit,
     )
 
 

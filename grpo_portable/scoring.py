@@ -30,7 +30,6 @@ class Answer:
     completion: str
     extracted: str | None
     strict: bool
-    lenient_extracted: str | None
     lenient: bool
     marker: bool
     tokens: int | None
@@ -81,7 +80,6 @@ def grade(record: Mapping[str, Any], style: str) -> Answer:
         completion=completion if isinstance(completion, str) else "" if completion is None else str(completion),
         extracted=judge.extracted(completion, gold, style),
         strict=strict,
-        lenient_extracted=judge.extracted_lenient(completion, gold, style),
         lenient=lenient,
         marker=answers.has_marker(completion, style),
         tokens=record["tokens"] if isinstance(record.get("tokens"), int) else None,

@@ -26,7 +26,6 @@ class Known:
     split: str = "train"
     question: str = ""
     answer: str = ""
-    working: str = ""
     kept: Mapping[str, str] = field(default_factory=dict)
     wrapped: re.Pattern[str] | None = None
     repeated: bool = False
@@ -61,7 +60,6 @@ KNOWN = (
         split="cot",
         question="problem",
         answer="expected_answer",
-        working="generated_solution",
         kept={"problem_type": "has_answer_extracted"},
         repeated=True,
         rows=3_200_000,
@@ -73,7 +71,6 @@ KNOWN = (
         split="test",
         question="problem",
         answer="answer",
-        working="solution",
         columns=frozenset({"problem", "answer", "solution", "subject", "level"}),
     ),
 )

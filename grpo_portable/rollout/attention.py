@@ -1,7 +1,8 @@
 """Attention over a static KV cache: the prompt's causal pass, and one token a row.
 
-Keys and values lie as [rows, positions, KV heads, head dims]; row r holds `lengths[r]` of them. Heads that share a KV head are
-folded into the query's length, so that keys and values are read once a KV head and never repeated.
+Keys and values lie as [rows, positions, KV heads, head dims]; row r holds `lengths[r]` of them. In a step, heads that share a
+KV head are folded into the query's length, so that keys and values are read once a KV head and not repeated; the prompt's
+pass repeats them.
 
     flash   CUDA from compute capability 8.0, 16 bits: torch's own variable-length kernel reads just the positions each row has
     batched the CPU in float32: a matrix product a row and KV head, which takes it less than sdpa's own kernel for one query

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-FP8_MAX = 448.0
+FP8_MAX = 448.0  # of float8_e4m3fn
 ROWS = 16  # the matmul wants sizes in multiples of 16
 
 

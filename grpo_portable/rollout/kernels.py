@@ -15,12 +15,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from grpo_portable.rollout import fp8
+
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:  # a Triton from before it: `AHEAD` is then False
     gdc_launch_dependents = gdc_wait = None
 
-FP8_MAX = tl.constexpr(448.0)
+FP8_MAX = tl.constexpr(fp8.FP8_MAX)
 CAN_OVERLAP = gdc_wait is not None
 
 

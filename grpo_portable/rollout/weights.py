@@ -21,6 +21,7 @@ import torch
 from grpo_portable.errors import EngineUnsupported
 from grpo_portable.rollout import delta
 from grpo_portable.rollout.family import Block, Family, active
+from grpo_portable.rollout.fp8 import FP8_MAX
 from grpo_portable.rollout.packed import Packed, layout
 
 
@@ -58,7 +59,6 @@ class Weights(NamedTuple):
 
 
 PRODUCTS = ("qkv", "out", "gate_up", "down")
-FP8_MAX = 448.0  # of float8_e4m3fn
 
 
 class Keeper:

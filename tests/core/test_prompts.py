@@ -59,7 +59,7 @@ def test_templates_that_cannot_be_used_say_so(tmp_path: Path) -> None:
         builder(PLAIN, replace(Recipe(), chat_template=str(tmp_path / "none.jinja")))
     file = tmp_path / "t.jinja"
     file.write_text("{{ raise_exception('System role not supported') }}")
-    with pytest.raises(RecipeError, match="system role not supported"):
+    with pytest.raises(RecipeError, match="System role not supported"):
         builder(PLAIN, replace(Recipe(), chat_template=str(file))).text("Q")
 
 
@@ -93,9 +93,9 @@ def test_long_prompts_are_left_out_and_counted() -> None:
     questions = [Question(f"q-{n}", "x" * n, "1", "1") for n in (5, 1, 4, 2, 3, 40, 6, 7, 8, 9, 10)]
     made = builder(PLAIN, Recipe())
     fitted = fit(questions, made, max_tokens=20)
-    assert (len(fitted.questions), fitted.over_length, fitted.over_percentile, fitted.limit_tokens) == (10, 1, 0, 10)
+    assert (len(fitted.questions), fitted.over_length, fitted.over_percentile) == (10, 1, 0)
     fitted = fit(questions, made, max_tokens=20, percentile=90)
-    assert (len(fitted.questions), fitted.over_length, fitted.over_percentile, fitted.limit_tokens) == (9, 1, 1, 9)
+    assert (len(fitted.questions), fitted.over_length, fitted.over_percentile) == (9, 1, 1)
     assert [q.id for q in fitted.questions] == ["q-5", "q-1", "q-4", "q-2", "q-3", "q-6", "q-7", "q-8", "q-9"]
     assert [len(ids) for ids in fitted.prompts] == [5, 1, 4, 2, 3, 6, 7, 8, 9]
     with pytest.raises(DataError, match="all 11 prompts are longer") as error:
@@ -128,7 +128,7 @@ DROPS = "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.co
 
 
 @pytest.mark.parametrize(
-    ("template", "because"), [(REFUSES, "system role not supported"), (DROPS, "leaves a system message out")]
+    ("template", "because"), [(REFUSES, "System role not supported"), (DROPS, "leaves a system message out")]
 )
 def test_a_system_text_the_template_does_not_take_goes_into_the_users_turn(template: str, because: str) -> None:
     recipe = replace(Recipe(), chat_template=template, system_prompt="Add  it.\nThen stop.")
