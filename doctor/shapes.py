@@ -15,9 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-EMBEDDED = (
-    Path(__file__).parent.parent / "grpo_portable" / "embedded" / "model"
-)  # the built-in model, read as any folder
+BUILT_IN = "embedded"  # the name of grpo_portable's own model; a folder of that name is not meant
 
 
 @dataclass(frozen=True)
@@ -142,13 +140,13 @@ def shape_of(model: str | None) -> Shape | None:
     from doctor.shape_files import shape_from_path
 
     try:
-        path = EMBEDDED if model == "embedded" else Path(model).expanduser()
-        local = path.exists()
+        path = Path(model).expanduser()
+        local = model != BUILT_IN and path.exists()
     except (OSError, ValueError, RuntimeError):  # too long, with a NUL, or of a user that is not there: no path
         local = False
     if local:
         found = shape_from_path(path, shape_of)  # a report names the model, not where it lies
-        return found and replace(found, name=model if model == "embedded" else path.resolve().name)
+        return found and replace(found, name=path.resolve().name)
     if model.startswith((".", "/", "~")) or "\\" in model:
         return None
     return _from_name(model)

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doctor.shape_files import shape_from_path
+from doctor.shapes import count, shape_of
 from grpo_portable import catalogue
 from grpo_portable.answers import is_correct, is_correct_lenient, parse_gold
 from grpo_portable.embedded import model_folder, problems
@@ -244,3 +246,11 @@ def test_only_the_true_reward_helps(reward: str, least: float, most: float, tmp_
     if reward == "true":
         assert scores["strict"]["p"] < 0.001
         assert run["stages"]["train"]["seconds"] < 120
+
+
+def test_the_doctor_knows_the_models_shape_without_looking_for_it(tmp_path, monkeypatch):
+    (tmp_path / "embedded").mkdir()
+    monkeypatch.chdir(tmp_path)  # a folder of that name is not the built-in model
+    known, built = shape_of("embedded"), shape_from_path(model_folder(), shape_of)
+    assert count(known) == known.params == built.params
+    assert replace(known, basis="", moe_intermediate=0) == replace(built, name="embedded", basis="", moe_intermediate=0)
