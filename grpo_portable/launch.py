@@ -265,27 +265,31 @@ def known_files(recipe: Recipe) -> None:
 
 
 def _may_start(recipe: Recipe, *, trains: bool = True) -> None:
-    """What a start is refused for before anything is loaded: a missing package, or what is neither here nor to be had."""
+    """What a start is refused for before anything is loaded: a missing package, or what is neither here nor to be had.
+
+    Where the hub is out of reach and everything is here, the run stays offline and says so.
+    """
     _need_training_stack(recipe.model)
-    within_reach(recipe, trains=trains)
+    if offline := within_reach(recipe, trains=trains):
+        reach.stay_offline()
+        _say(f"the hub is out of reach ({offline}): model and data are this machine's own copies")
 
 
 def _refusal(recipe: Recipe) -> GrpoPortableError | None:
     """What a start of a training would be refused for now, None for nothing."""
     try:
-        _may_start(recipe)
+        _need_training_stack(recipe.model)
+        within_reach(recipe)
     except GrpoPortableError as error:
         return error
     return None
 
 
-def within_reach(recipe: Recipe, *, trains: bool = True) -> None:
-    """ModelError or DataError, in seconds, for what is neither here nor to be had; says so when the run stays offline."""
+def within_reach(recipe: Recipe, *, trains: bool = True) -> str | None:
+    """ModelError or DataError, in seconds, for what is neither here nor to be had; else what `reach.require` returns."""
     wanted = [recipe.eval_data, recipe.bootstrap_data if recipe.bootstrap_epochs else ""]
     wanted += [recipe.data] if trains or recipe.few_shot else []
-    offline = reach.require(recipe.model, tuple(dict.fromkeys(s for s in wanted if s not in ("", "auto"))))
-    if offline:
-        _say(f"the hub is out of reach ({offline}): model and data are this machine's own copies")
+    return reach.require(recipe.model, tuple(dict.fromkeys(s for s in wanted if s not in ("", "auto"))))
 
 
 def _probe() -> Facts:

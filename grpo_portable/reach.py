@@ -53,8 +53,8 @@ def hub() -> Reach:
 def require(model: str, sources: tuple[str, ...] = ()) -> str | None:
     """Raise ModelError or DataError for what is neither on this machine nor to be had from the hub.
 
-    Returns None when the hub answers or is not needed, else why it does not. Then everything comes from local copies, and the
-    libraries of this process and its workers are told to stay offline: they would ask again, each for half a minute.
+    Returns None when the hub answers or is not needed, else why it does not: then everything comes from local copies, and who
+    loads it should `stay_offline`.
     """
     missing = [what for what, have in [(model, have_model), *((s, have_data) for s in sources)] if not have(what).ok]
     of_hub = [what for what in (model, *sources) if not (what in BUILT_IN or is_there(what))]
@@ -76,8 +76,12 @@ def require(model: str, sources: tuple[str, ...] = ()) -> str | None:
             help="without a network give local files: --data questions.jsonl, one "
             '{"question": …, "answer": …} a line, or a folder with train.jsonl and test.jsonl',
         )
-    os.environ["HF_HUB_OFFLINE"] = "1"
     return found.reason
+
+
+def stay_offline() -> None:
+    """Tell the libraries of this process and its workers not to ask the hub: they would again, each for half a minute."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 BUILT_IN = ("embedded", "arithmetic")

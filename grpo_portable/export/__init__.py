@@ -95,7 +95,8 @@ def _load(run: RunFolder, recipe: Recipe, base: str | None) -> _Loaded:
         help = f"have it made again: {_resume(run)}"
         raise RunFolderError(f"the adapter of run `{run.path}` is torn", because=because, help=help)
     source = base or recipe.model
-    reach.require(source)
+    if reach.require(source):
+        reach.stay_offline()
     from grpo_portable import policy, quiet
 
     quiet.libraries()

@@ -153,7 +153,9 @@ def test_what_is_missing_is_named_and_what_is_there_needs_no_hub(
         reach.require("org/model", (local, "org/set"))
     (tmp_path / "hf" / "datasets" / "org___set" / "main").mkdir(parents=True)
     assert reach.require("org/model", (local, "org/set")) == "127.0.0.1 does not answer (Connection refused)"
-    assert os.environ["HF_HUB_OFFLINE"] == "1"  # the libraries would try again
+    assert not os.environ.get("HF_HUB_OFFLINE")  # a question changes nothing
+    reach.stay_offline()
+    assert reach.hub() == reach.Reach(False, "HF_HUB_OFFLINE is set")
 
 
 def test_a_hub_within_reach_is_trusted_with_the_rest(monkeypatch: pytest.MonkeyPatch, server: socket.socket) -> None:
