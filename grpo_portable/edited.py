@@ -14,6 +14,7 @@ from typing import Any
 from grpo_portable.errors import RunFolderError
 from grpo_portable.recipe import Recipe, differences, load
 from grpo_portable.run import PLACES, RECIPE_VALUES, RunFolder
+from grpo_portable.saved import is_trained
 
 WHERE = (*PLACES, "vllm_server")  # a run may move with its files
 MEANS = ("path", "backend", "fsdp", "fp8_scales", "micro_batch", "rollout_rows", "gradient_checkpointing")
@@ -29,8 +30,8 @@ def take_over(run: RunFolder, *, made: bool) -> None:
     now = values(load(run.recipe_file))
     before = run.read_json("run.json").get(RECIPE_VALUES)
     changed = differences(before if isinstance(before, Mapping) else now, now)
-    finished = run.adapter.is_dir()  # its steps are all made
-    if held := [key for key in changed if made and (key not in MAY_CHANGE or (key == "steps" and finished))]:
+    trained = is_trained(run)
+    if held := [key for key in changed if made and (key not in MAY_CHANGE or (key == "steps" and trained))]:
         raise RunFolderError(
             f"recipe.yaml in run `{run.path}` was changed: {_told({key: changed[key] for key in held})}",
             because="the training is done" if held == ["steps"] else "what the run has made so far was made as it was",

@@ -113,7 +113,7 @@ def _go_on(folder: run_folder.RunFolder, *, gpus: tuple[int, ...] | None, retry_
 
 def _was_finished(folder: run_folder.RunFolder) -> bool:
     """Whether nothing was left to do; says so then, with verdict and report. RunFolderError where its recipe was edited."""
-    if not saved.is_finished(folder):
+    if saved.missing(folder):
         return False
     with supervise.alone(folder):
         edited.take_over(folder, made=True)

@@ -1,4 +1,4 @@
-"""Whether what a run left is whole: a saved adapter, and everything a finished run has. Torch-free."""
+"""Whether a saved adapter is whole, and what a run has still to make. Torch-free."""
 
 from __future__ import annotations
 
@@ -40,20 +40,38 @@ def _as_saved(weights: Path, known: Any) -> bool:
         return False
 
 
-def is_finished(run: RunFolder) -> bool:
-    """Whether nothing is left to do: every stage has its answers and, of a run that trains, the adapter is whole.
+def is_trained(run: RunFolder) -> bool:
+    """Whether its steps are all made, since its adapter was saved; something may have torn that since."""
+    return run.adapter.is_dir()
 
-    False where the run does not say how many questions it asks.
+
+def adapter_fault(run: RunFolder) -> str | None:
+    """Why what a run has trained cannot be used, None where it can."""
+    if not is_trained(run):
+        return "it has no adapter yet"
+    return None if is_whole(run.adapter) else "its adapter is torn"
+
+
+def missing(run: RunFolder) -> tuple[str, ...]:
+    """What a run has still to make, in words; () where nothing is left to do.
+
+    That is when every stage has its answers and, of a run that trains, the adapter is whole. Never of a run that does not
+    say how many questions it asks.
     """
     task, samples = run.read_json("task.json"), run.recipe().eval_samples
     trains = task.get("only") != "evaluate"
+    fault = adapter_fault(run) if trains else None
     questions = ((run.read_json("run.json").get("data") or {}).get("eval") or {}).get("used")
-    if not isinstance(questions, int) or (trains and not is_whole(run.adapter)):
-        return False
+    if not isinstance(questions, int):
+        return (*filter(None, [fault]), "it does not say how many questions it asks")
     stages = _trained(run) if trains else _asked(task)
     wanted = dict.fromkeys(stages, questions)
     wanted |= {f"{stage}-sampled": questions * samples for stage in stages if samples}
-    return all(_answers(run, stage) == count for stage, count in wanted.items())
+    found = {stage: _answers(run, stage) for stage in wanted}
+    short = [
+        f"{stage} has {found[stage]} of {count} answers" for stage, count in wanted.items() if found[stage] < count
+    ]
+    return (*filter(None, [fault]), *short)
 
 
 def _trained(run: RunFolder) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from doctor.privacy import clean
 from doctor.spread import most_sharing
-from grpo_portable import edited, ladder, ranks_command
+from grpo_portable import edited, ladder, ranks_command, saved
 from grpo_portable.errors import GrpoPortableError, Interrupted, RecipeError, RunFolderError, UsageError
 from grpo_portable.phase import Doing
 from grpo_portable.progress import Progress
@@ -159,8 +159,9 @@ def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limit
     ending = ladder.classify(
         worker.returncode, failure, tail, _doing(run, rank), hung, processes=processes, silent=rank
     )
-    if ending.kind == "done" and not _is_complete(run):
-        ending = replace(ending, kind="crash", error="the worker ended by itself, without an error, before it was done")
+    if ending.kind == "done" and (left := saved.missing(run)):
+        told = f"the worker ended by itself, without an error, before it was done: {', '.join(left)}"
+        ending = replace(ending, kind="crash", error=told)
     if ending.kind not in ("done", "interrupted") and not failure and _room(run) < LEAST_ROOM_BYTES:
         return ladder.Ending("disk", ending.doing, "No space left on device")
     return ending
@@ -263,13 +264,6 @@ def _works_on(run: RunFolder, pid: int) -> bool:
         return not command.exists() or os.fsencode(run.path.resolve()) in command.read_bytes().split(b"\0")
     except OSError:
         return False
-
-
-def _is_complete(run: RunFolder) -> bool:
-    """Whether the last thing a run makes is there."""
-    task = run.read_json("task.json")
-    last = "base" if task.get("only") == "evaluate" and not task.get("adapter") else "tuned"
-    return run.generations(last).exists() and (bool(task.get("only")) or run.adapter.is_dir())
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from grpo_portable import manifest, reach
 from grpo_portable.errors import ExportError, RunFolderError
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import RunFolder
-from grpo_portable.saved import is_whole
+from grpo_portable.saved import adapter_fault
 
 QUANTIZE_LIMIT_S = 3600.0
 KINDS = ("adapter", "merged", "gguf")
@@ -58,11 +58,10 @@ def export(
 ) -> Exported:
     """Write the export and check it with `count` questions (0: not at all). `base` replaces the recipe's model.
 
-    RunFolderError when the run is not finished, its adapter is torn or `out` is taken; ExportError when it cannot be written,
+    RunFolderError when the run has no adapter yet, or a torn one, or `out` is taken; ExportError when it cannot be written,
     or the export does not answer as the run's tuned model did: the files then stay, with the check in their README.md.
     """
     recipe = run.recipe()
-    _require_finished(run)
     if to == "adapter" and recipe.lora_rank == 0:
         raise ExportError("the run has no adapter", because="all weights were trained", help="export with --to merged")
     folder = out or run.path / "export" / (to if to != "gguf" else f"gguf-{quantize}")
@@ -73,27 +72,21 @@ def export(
         raise ExportError("a GGUF file cannot be written", because=because, help='pip install "gguf>=0.17"')
     if to == "gguf" and quantize == "q4_k_m":
         _quantize_tool()
+    _require_adapter(run)
     loaded = _load(run, recipe, base)
     folder.mkdir(parents=True, exist_ok=True)
     writer = {"adapter": _adapter, "merged": _merged, "gguf": _gguf}[to]
     return writer(run, recipe, loaded, folder, quantize=quantize, dtype=dtype, count=count)
 
 
-def _require_finished(run: RunFolder) -> None:
-    if not run.adapter.is_dir():
-        raise RunFolderError(f"run `{run.path}` has no adapter yet", help=f"finish it: {_resume(run)}")
-
-
-def _resume(run: RunFolder) -> str:
-    return f"grpo-portable train --resume --out {run.path}"
+def _require_adapter(run: RunFolder) -> None:
+    if fault := adapter_fault(run):
+        help = f"finish it, or have it made again: grpo-portable train --resume --out {run.path}"
+        raise RunFolderError(f"run `{run.path}` cannot be exported", because=fault, help=help)
 
 
 def _load(run: RunFolder, recipe: Recipe, base: str | None) -> _Loaded:
-    """Base unquantised in its own number format, with what the run trained. RunFolderError when that is torn."""
-    if not is_whole(run.adapter):
-        because = "it is cut, or its content is not what was saved"
-        help = f"have it made again: {_resume(run)}"
-        raise RunFolderError(f"the adapter of run `{run.path}` is torn", because=because, help=help)
+    """Base unquantised in its own number format, with what the run trained."""
     source = base or recipe.model
     if reach.require(source):
         reach.stay_offline()

@@ -228,7 +228,7 @@ def test_what_stands_in_the_way_is_told_before_anything_is_written(
     (tmp_path / "full" / "x").write_text("x")
     with pytest.raises(RunFolderError, match="not empty"):
         export.export(whole, "merged", out=tmp_path / "full")
-    with pytest.raises(RunFolderError, match="no adapter yet"):
+    with pytest.raises(RunFolderError, match="it has no adapter yet"):
         export.export(run.create(tmp_path / "young", replace(RECIPE, model=str(base))), "merged")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ExportError, match="llama-quantize") as refused:

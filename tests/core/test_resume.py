@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo_portable import edited, launch, saved, supervise
+from grpo_portable import edited, export, launch, saved, supervise
 from grpo_portable.errors import RunFolderError, UsageError
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import create, open_run, read_lines
+from grpo_portable.run import append_line, create, open_run, read_lines
 
 ANSWER = {"paths": {p: {"open": True, "fits": True} for p in ("fp8-vllm", "bf16-hf", "qlora-hf")}}
 WORKER = """
@@ -25,8 +25,10 @@ with open(folder / "began", "a") as began:
 if rung["path"] == broken:
     (folder / "failure.json").write_text(json.dumps({"fact": "vLLM did not start", "phase": "starting"}))
     sys.exit(11)
-(folder / "adapter").mkdir(exist_ok=True)
-(folder / "generations" / "tuned.jsonl").touch()
+(folder / "adapter").mkdir(exist_ok=True)  # what a run leaves that asks nothing and has an adapter without tensors
+(folder / "adapter" / "adapter_config.json").write_text('{"r": 4}')
+(folder / "adapter" / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+(folder / "run.json").write_text(json.dumps({"data": {"eval": {"used": 0}}}))
 """
 
 
@@ -156,33 +158,56 @@ def unpacked(run, stage):
     return file
 
 
+def longer(run):
+    run.settle(eval_samples=run.recipe().eval_samples + 1)
+
+
 @pytest.mark.parametrize(
-    "harm",
+    ("harm", "missing"),
     [
-        lambda run: cut(run.adapter / "adapter_model.safetensors"),
-        lambda run: (run.adapter / "adapter_model.safetensors").write_bytes(b"1234567"),
-        lambda run: (run.adapter / "adapter_model.safetensors").unlink(),
-        lambda run: (run.adapter / "adapter_config.json").write_text("{"),
-        lambda run: cut(unpacked(run, "tuned")),
-        lambda run: cut(unpacked(run, "base")),
-        lambda run: run.settle(eval_samples=run.recipe().eval_samples + 1),
-        lambda run: run.update_json("run.json", data={}),
+        (lambda run: cut(run.adapter / "adapter_model.safetensors"), "its adapter is torn"),
+        (lambda run: (run.adapter / "adapter_model.safetensors").write_bytes(b"1234567"), "its adapter is torn"),
+        (lambda run: (run.adapter / "adapter_model.safetensors").unlink(), "its adapter is torn"),
+        (lambda run: (run.adapter / "adapter_config.json").write_text("{"), "its adapter is torn"),
+        (lambda run: shutil.rmtree(run.adapter), "it has no adapter yet"),
+        (lambda run: cut(unpacked(run, "tuned")), "tuned has 299 of 300 answers"),
+        (lambda run: cut(unpacked(run, "base")), "base has 299 of 300 answers"),
+        (longer, "base-sampled has 1200 of 1500 answers"),
+        (lambda run: run.update_json("run.json", data={}), "it does not say how many questions it asks"),
     ],
-    ids=[
-        "weights cut",
-        "weights' header cut",
-        "no weights",
-        "config",
-        "tuned",
-        "base",
-        "samples",
-        "questions not known",
-    ],
+    ids=["weights", "header", "no weights", "config", "no adapter", "tuned", "base", "samples", "questions"],
 )
-def test_a_run_that_lost_something_is_not_finished(finished, harm):
-    assert saved.is_finished(finished)
+def test_everybody_says_the_same_of_a_run_that_lost_something(finished, harm, missing, monkeypatch):
+    """Resume, the supervisor once its worker says that it is done, and an export where it needs what is gone."""
+    assert saved.missing(finished) == ()
     harm(finished)
-    assert not saved.is_finished(finished)
+    assert missing in saved.missing(finished)
+    quits = lambda run, *_: [
+        sys.executable,
+        "-c",
+        "import sys; open(sys.argv[1], 'a').write('1')",
+        str(run.path / "began"),
+    ]  # noqa: E731
+    monkeypatch.setattr(supervise, "worker_command", quits)
+    with pytest.raises(supervise.RunFailed, match=missing):
+        launch.resume(finished.path, fallback=False)
+    assert (finished.path / "began").read_text() == "1"
+    if "adapter" in missing:
+        with pytest.raises(RunFolderError, match=missing):
+            export.export(finished, to="adapter")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        lambda run: run.settle(eval_samples=0),
+        lambda run: append_line(unpacked(run, "tuned"), {"id": "of-another-set", "correct": True}),
+    ],
+    ids=["fewer samples", "other questions"],
+)
+def test_more_answers_than_are_asked_for_leave_nothing_to_do(finished, more):
+    more(finished)
+    assert saved.missing(finished) == ()
 
 
 @pytest.mark.parametrize(
@@ -202,7 +227,7 @@ def test_an_evaluation_is_finished_with_the_answers_it_was_asked_for(finished, t
     launch.resume_evaluation(finished.path, base_too=False)
     assert "this run is finished" in capsys.readouterr().out and not (finished.path / "began").exists()
     finished.generations(asked[-1]).with_name(f"{asked[-1]}.jsonl.gz").unlink()
-    assert not saved.is_finished(finished)
+    assert saved.missing(finished)
 
 
 def test_more_steps_for_a_finished_run_are_refused_before_it_is_called_finished(finished, capsys):

@@ -29,10 +29,11 @@ count.write_text(str(n + 1))
 (folder / "heartbeat").write_text(json.dumps({"phase": "update", "pid": os.getpid()}))
 kind, _, text = behaviours[min(n, len(behaviours) - 1)].partition(":")
 print(text, flush=True)
-if kind in ("done", "long", "say"):  # what the worker of a run leaves that is done
-    for name in ("adapter", "generations"):
-        (folder / name).mkdir(exist_ok=True)
-    (folder / "generations" / "tuned.jsonl").touch()
+if kind in ("done", "long", "say"):  # what a run leaves that asks nothing and has an adapter without tensors
+    (folder / "adapter").mkdir(exist_ok=True)
+    (folder / "adapter" / "adapter_config.json").write_text('{"r": 4}')
+    (folder / "adapter" / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (folder / "run.json").write_text(json.dumps({"data": {"eval": {"used": 0}}}))
 if kind == "done":
     with open(folder / "metrics.jsonl", "a") as f:
         f.write(json.dumps({"step": 1, "reward": 1.0, "path": rung["path"], "micro_batch": rung["micro_batch"]}) + "\\n")
@@ -309,7 +310,7 @@ def test_a_worker_whose_supervisor_was_killed_is_not_doubled(tmp_path):
 def test_a_worker_that_ends_without_an_error_and_without_a_result_is_not_done(start):
     run = start("quit", "done")  # as a library does that calls os._exit(0)
     (event,) = events(run, "fallback")
-    assert "before it was done" in event["error"]
+    assert "before it was done: it has no adapter yet, it does not say how many questions it asks" in event["error"]
 
 
 def test_a_part_that_a_killed_worker_left_does_not_stay(start):
