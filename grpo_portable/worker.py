@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_portable import (
     bootstrap,
@@ -45,6 +45,9 @@ from grpo_portable.processes import Processes, here, join
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Resting, Rollout, Ticking
 from grpo_portable.run import RunFolder, open_run, read_lines
+
+if TYPE_CHECKING:
+    from grpo_portable.fast import Shared
 
 
 @dataclass
@@ -106,68 +109,84 @@ def _evaluate_only(session: Session, task: dict[str, Any]) -> None:
 
 def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     """Load model and data, build the prompts, put the adapter on, open the engine, and write down what was done."""
-    recipe = run.recipe()
-    only_evaluate = task.get("only") == "evaluate"
+    recipe, only_evaluate = run.recipe(), task.get("only") == "evaluate"
     run.heartbeat(Phase.STARTING, "reading the questions")
     processes = replace(join(cpu=recipe.path == "cpu"), tick=pulse.Tick(run))
     settings = path_settings(recipe.path, bfloat16=_computes_in_bfloat16(), backend=_backend(recipe, only_evaluate))
     device = _device(recipe)
-    with pulse.while_bytes_move(run):
-        asked = questions.gather(recipe, train=not only_evaluate or recipe.few_shot > 0)
-    train_data, held_out_data = asked.train, asked.held_out
-    for told in asked.told:
-        record.tell_once(run, "data", told)
+    asked = _questions(run, recipe, only_evaluate)
     run.heartbeat(Phase.STARTING, f"loading {recipe.model}")
     spread = recipe.fsdp is True and processes.count > 1  # block by block, once the adapter is on
-    full_precision = recipe.lora_rank == 0 and not only_evaluate  # all weights are trained: they are their own masters
     shared = share_weights(settings, recipe, run=run)
-    from transformers import set_seed  # after Unsloth, which patches what is imported after it
-
     with pulse.while_bytes_move(run):  # the first time it is downloaded
-        loaded = (
-            shared.loaded
-            if shared
-            else policy.load(
-                recipe.model,
-                dtype="float32" if full_precision else settings.dtype,
-                quantization=settings.quantization,
-                device="cpu" if spread else device,
-            )
-        )
-    shots = prompts.choose_shots(train_data.questions, recipe.few_shot, recipe.seed) if train_data else ()
-    builder = prompts.builder(
-        loaded.tokenizer, recipe, shots=shots, generation_stop_ids=prompts.generation_stop_ids(loaded.model)
-    )
-    train = None if only_evaluate or train_data is None else _fit(train_data, builder, recipe, shots, "train")
-    held_out = _fit(held_out_data, builder, recipe, (), "eval")
+        loaded = shared.loaded if shared else _load(recipe, settings, "cpu" if spread else device, only_evaluate)
+    builder, train, held_out = _prompts(run, recipe, loaded, asked, only_evaluate)
     recipe = _with_answer_room(run, recipe, train or held_out)
-    if builder.folded:
-        record.tell_once(run, "prompt", f"the system text stands in the user's turn: {builder.folded}")
-    set_seed(recipe.seed)  # the adapter's first values
-    if shared:
-        model, recipe = shared.adapted(recipe)
-    elif task.get("adapter"):
-        model = policy.load_adapter(loaded.model, Path(task["adapter"]).expanduser())
-    else:
-        model = loaded.model if only_evaluate else policy.add_adapter(loaded.model, recipe)
+    model, recipe = _policy(recipe, task, loaded, shared)
     if spread:
         run.heartbeat(Phase.STARTING, "spreading the weights over the GPUs")
         shard.spread(model, device)
     record.setting(run, recipe, settings, loaded, model, builder, held_out)
-    record.data_used(run, recipe, "eval", held_out_data, held_out)
-    if train is not None and train_data is not None:
-        record.data_used(run, recipe, "train", train_data, train)
-    run.heartbeat(Phase.STARTING, "starting the engine")
-    engine = open_engine(settings, model, loaded.tokenizer, recipe, run=run, shared=shared)
-    if isinstance(engine, Ticking):
-        engine.tick = pulse.Tick(run)
-    record.note(run, engine=engine.name, engine_details=engine.describe() if isinstance(engine, Resting) else None)
+    record.data_used(run, recipe, "eval", asked.held_out, held_out)
+    if train is not None and asked.train is not None:
+        record.data_used(run, recipe, "train", asked.train, train)
+    engine = _engine(run, recipe, settings, loaded, model, shared)
     record.note(run, processes=processes.count)
     processes.wait()  # an engine may take minutes to start
     taught = None if asked.bootstrap is None else asked.bootstrap.questions
     return Session(
         run, recipe, settings, device, loaded, model, builder, train, taught, held_out, engine, stop, processes
     )
+
+
+def _questions(run: RunFolder, recipe: Recipe, only_evaluate: bool) -> questions.Gathered:
+    with pulse.while_bytes_move(run):
+        asked = questions.gather(recipe, train=not only_evaluate or recipe.few_shot > 0)
+    for told in asked.told:
+        record.tell_once(run, "data", told)
+    return asked
+
+
+def _load(recipe: Recipe, settings: PathSettings, device: Any, only_evaluate: bool) -> policy.Loaded:
+    full_precision = recipe.lora_rank == 0 and not only_evaluate  # all weights are trained: they are their own masters
+    dtype = "float32" if full_precision else settings.dtype
+    return policy.load(recipe.model, dtype=dtype, quantization=settings.quantization, device=device)
+
+
+def _prompts(
+    run: RunFolder, recipe: Recipe, loaded: policy.Loaded, asked: questions.Gathered, only_evaluate: bool
+) -> tuple[prompts.PromptBuilder, prompts.Fitted | None, prompts.Fitted]:
+    """What builds a prompt; the questions to train on, None when the run only evaluates; and those held out."""
+    shots = prompts.choose_shots(asked.train.questions, recipe.few_shot, recipe.seed) if asked.train else ()
+    stop_ids = prompts.generation_stop_ids(loaded.model)
+    builder = prompts.builder(loaded.tokenizer, recipe, shots=shots, generation_stop_ids=stop_ids)
+    if builder.folded:
+        record.tell_once(run, "prompt", f"the system text stands in the user's turn: {builder.folded}")
+    train = None if only_evaluate or asked.train is None else _fit(asked.train, builder, recipe, shots, "train")
+    return builder, train, _fit(asked.held_out, builder, recipe, (), "eval")
+
+
+def _policy(recipe: Recipe, task: dict[str, Any], loaded: policy.Loaded, shared: Shared | None) -> tuple[Any, Recipe]:
+    """The model with the adapter that is trained or asked, if any, and the recipe for its trainers."""
+    from transformers import set_seed  # after Unsloth, which patches what is imported after it
+
+    set_seed(recipe.seed)  # the adapter's first values
+    if shared:
+        return shared.adapted(recipe)
+    if task.get("adapter"):
+        return policy.load_adapter(loaded.model, Path(task["adapter"]).expanduser()), recipe
+    return (loaded.model if task.get("only") == "evaluate" else policy.add_adapter(loaded.model, recipe)), recipe
+
+
+def _engine(
+    run: RunFolder, recipe: Recipe, settings: PathSettings, loaded: policy.Loaded, model: Any, shared: Shared | None
+) -> Rollout:
+    run.heartbeat(Phase.STARTING, "starting the engine")
+    engine = open_engine(settings, model, loaded.tokenizer, recipe, run=run, shared=shared)
+    if isinstance(engine, Ticking):
+        engine.tick = pulse.Tick(run)
+    record.note(run, engine=engine.name, engine_details=engine.describe() if isinstance(engine, Resting) else None)
+    return engine
 
 
 def _with_answer_room(run: RunFolder, recipe: Recipe, fitted: prompts.Fitted) -> Recipe:
@@ -459,7 +478,7 @@ def main(arguments: list[str] | None = None) -> int:
         kind = failure.write(run, error)
         with contextlib.suppress(OSError):  # the log is on the same disk: what the supervisor reads there comes first
             print(f"worker: {kind}: {error}", file=sys.stderr, flush=True)
-            if not isinstance(error, GrpoPortableError):
+            if kind != "disk" and not isinstance(error, GrpoPortableError):
                 traceback.print_exc()
         return EXIT.get(kind, 1)
 
