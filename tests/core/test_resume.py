@@ -182,12 +182,11 @@ def test_everybody_says_the_same_of_a_run_that_lost_something(finished, harm, mi
     assert saved.missing(finished) == ()
     harm(finished)
     assert missing in saved.missing(finished)
-    quits = lambda run, *_: [
-        sys.executable,
-        "-c",
-        "import sys; open(sys.argv[1], 'a').write('1')",
-        str(run.path / "began"),
-    ]  # noqa: E731
+
+    def quits(run, *_):
+        """The command of a worker that notes its start, makes nothing and exits with 0."""
+        return [sys.executable, "-c", "import sys; open(sys.argv[1], 'a').write('1')", str(run.path / "began")]
+
     monkeypatch.setattr(supervise, "worker_command", quits)
     with pytest.raises(supervise.RunFailed, match=missing):
         launch.resume(finished.path, fallback=False)
