@@ -19,9 +19,9 @@ import torch
 
 from grpo_portable.errors import EngineError
 from grpo_portable.layout import PaddedRight
+from grpo_portable.rollout.protocol import APART
 
 LIMIT = 2.0  # C
-APART = 0.25  # nats a token: a factor of 1.28 at every token, far beyond what number formats do
 ENOUGH = 256  # tokens from which the mean is trusted
 
 

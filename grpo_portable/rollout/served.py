@@ -16,11 +16,10 @@ from typing import Any
 import torch
 
 from grpo_portable import policy
-from grpo_portable.correction import APART
 from grpo_portable.errors import EngineError, ServerError
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import server_request
-from grpo_portable.rollout.protocol import Completion, Sampling
+from grpo_portable.rollout.protocol import APART, Completion, Sampling
 from grpo_portable.rollout.server_client import KEY, OVERLOADED, Client, Refused
 
 READY_LIMIT_S = 60.0  # from the first question until a server that is just starting answers

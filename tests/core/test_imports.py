@@ -104,16 +104,9 @@ LAYERS = {
     ),
     "cli": Layer("cli __main__ recipe_page", "errors words recipe run report export plan launch bench"),
 }
-EXCEPTIONS = {  # (module, what it may import beside its layer): why
-    ("combinations", "doctor.walls_model"): "which models overflow in float16 is one list, known by name alone",
-    (
-        "rollout.portable",
-        "doctor.probes_host",
-    ): "how much memory is free on a CPU is only known when weights are copied",
-    (
-        "rollout.served",
-        "correction",
-    ): "how far a sampler may be from the trainer is one number, asked at a start and at steps",
+EXCEPTIONS = {  # (module, what it may import beside its layer)
+    ("combinations", "doctor.walls_model"),  # which models overflow in float16 is one list, known by name alone
+    ("rollout.portable", "doctor.probes_host"),  # what is free on a CPU is asked at the moment weights are copied
 }
 LAYER_OF = {module: name for name, layer in LAYERS.items() for module in layer.modules.split()}
 
