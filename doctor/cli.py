@@ -214,10 +214,11 @@ def _diagnose(args: argparse.Namespace) -> int:
 
 
 def _judged(facts: Facts, args: argparse.Namespace) -> Diagnosis:
+    from doctor.memory import Sizes
     from doctor.plan import diagnose
 
-    options = {k: getattr(args, k) for k in ("group_size", "prompt_tokens", "completion_tokens", "lora_rank")}
-    return diagnose(facts, args.model, **{k: v for k, v in options.items() if v is not None})
+    given = {k: getattr(args, k) for k in ("group_size", "prompt_tokens", "completion_tokens", "lora_rank")}
+    return diagnose(facts, args.model, Sizes(**{k: v for k, v in given.items() if v is not None}))
 
 
 def _proved(diagnosis: Diagnosis, args: argparse.Namespace) -> Diagnosis:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from doctor.diagnosis import SPREAD_PATHS
+from doctor.facts import Facts
+from doctor.readings import fused_norms, repeats_keys
 from doctor.shapes import Shape
 
 GIB = 2**30
@@ -29,6 +31,36 @@ NO_SLOWER = 1.1  # of the settings whose update should take at most this times t
 HEADROOM = 0.92  # share of free memory that may be planned away beyond the smallest setting
 PREFILL_TOKENS = {"cuda": 16384, "cpu": 4096}  # prompt tokens the engine runs at once (rollout/decoder.py)
 KV_BUCKET = 64  # the static cache's length is a multiple of this (rollout/decoder.py: capacity_for)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a run asks of a machine, and what of the machine decides how much an update keeps; fields as in `Setting`.
+
+    `fp8_copy` allows 4-bit weights an FP8 rollout copy where a 16-bit one has no room (the card must multiply FP8). With
+    `spread` so many cards hold the 16-bit weights in parts; other paths than those of `SPREAD_PATHS` keep them whole.
+    """
+
+    group_size: int = 8
+    prompts_per_step: int = 8
+    prompt_tokens: int = 512
+    completion_tokens: int = 256
+    lora_rank: int = 32
+    dora: bool = False
+    dropout: bool = False
+    optimizer: str = "adamw"
+    shared: bool = False
+    spread: int = 1
+    fp8_copy: bool = False
+    fused_norms: bool = False  # unless it is known that norms are fused, more is counted
+    repeats_keys: bool = False
+
+    def on(self, facts: Facts) -> Sizes:
+        """The same on this machine."""
+        return replace(self, fused_norms=fused_norms(facts), repeats_keys=repeats_keys(facts))
+
+
+DEFAULT = Sizes()
 
 
 @dataclass(frozen=True)
@@ -263,54 +295,33 @@ def _rollout(shape: Shape, s: Setting) -> dict[str, float]:
     return {"sampling": (rows + prefill) / GIB}
 
 
-def settle(
-    shape: Shape,
-    path: str,
-    have_gib: float | None,
-    *,
-    group_size: int = 8,
-    prompts_per_step: int = 8,
-    prompt_tokens: int = 512,
-    completion_tokens: int = 256,
-    lora_rank: int = 32,
-    dora: bool = False,
-    optimizer: str = "adamw",
-    shared: bool = False,
-    fp8_copy: bool = False,
-    dropout: bool = False,
-    fused_norms: bool = False,
-    repeats_keys: bool = False,
-    spread: int = 1,
-) -> Settled:
+def settle(shape: Shape, path: str, have_gib: float | None, sizes: Sizes = DEFAULT) -> Settled:
     """The largest micro-batch and rollout chunk of this path that fit `have_gib` (for `cpu`: free system memory).
 
     `fits` is judged at the smallest setting: one completion in a backward pass, one group of rollouts, checkpointing, no
     rollout copy unless the path is made of one. When that does not fit it is returned as it is. Groups stay whole.
-    `dropout`, `fused_norms` and `repeats_keys` as in `Setting`: unless it is known that norms are fused, more is counted.
-    `fp8_copy` allows 4-bit weights an FP8 rollout copy where a 16-bit one has no room (the card must multiply FP8). With
-    `spread` so many cards hold the 16-bit weights in parts; other paths than those of `SPREAD_PATHS` keep them whole.
     """
-    total = max(1, group_size) * max(1, prompts_per_step)
+    total = max(1, sizes.group_size) * max(1, sizes.prompts_per_step)
     smallest = Setting(
         base="bf16",
-        rollout_rows=max(1, min(group_size, total)),
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        lora_rank=lora_rank,
-        dora=dora,
-        optimizer=optimizer,
-        shared=shared,
-        dropout=dropout,
-        fused_norms=fused_norms,
-        repeats_keys=repeats_keys,
-        spread=spread if path in SPREAD_PATHS else 1,
+        rollout_rows=max(1, sizes.group_size),
+        prompt_tokens=sizes.prompt_tokens,
+        completion_tokens=sizes.completion_tokens,
+        lora_rank=sizes.lora_rank,
+        dora=sizes.dora,
+        optimizer=sizes.optimizer,
+        shared=sizes.shared,
+        dropout=sizes.dropout,
+        fused_norms=sizes.fused_norms,
+        repeats_keys=sizes.repeats_keys,
+        spread=sizes.spread if path in SPREAD_PATHS else 1,
     )
     bases = _kinds(path, smallest)
     if have_gib is None:
         return _unknown(shape, path, bases[0], total)
     for base in bases:
         if _need(shape, base) <= have_gib:
-            return _grown(shape, path, base, total, have_gib, fp8_copy)
+            return _grown(shape, path, base, total, have_gib, sizes.fp8_copy)
     last = min(bases, key=lambda s: _need(shape, s))
     need = _need(shape, last)
     reason = (

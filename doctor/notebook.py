@@ -45,8 +45,11 @@ def diagnose(
     timeout_s: float = 12,
     **options: Any,
 ) -> ShownDiagnosis:
-    """The diagnosis of this machine, or of saved `facts`; `options` go to the plan (group_size, prompt_tokens, ...)."""
+    """The diagnosis of this machine, or of saved `facts`; `options` are fields of `doctor.memory.Sizes` (group_size, ...)."""
+    from doctor.memory import Sizes
     from doctor.plan import diagnose as judge
+
+    sizes = Sizes(**options)  # a misspelt one is told before the machine is looked at
 
     notes: tuple[str, ...] = ()
     if facts is None:
@@ -56,7 +59,7 @@ def diagnose(
         live = loaded_versions(sys.modules)
         facts = replace(facts, extra=MappingProxyType({**facts.extra, "loaded": live}))
         notes = tuple(kernel_notes(facts, live))
-    made = judge(facts, model, **options)
+    made = judge(facts, model, sizes)
     return ShownDiagnosis(**{f.name: getattr(made, f.name) for f in fields(Diagnosis)}, notes=notes)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from doctor import walls_gpu, walls_vllm
 from doctor.diagnosis import (
@@ -27,8 +26,8 @@ from doctor.diagnosis import (
 )
 from doctor.facts import Facts
 from doctor.install_lines import after_install, torch_reaches
-from doctor.memory import Settled, settle
-from doctor.readings import Card, card_memory, cards_or_unknown, system_gib, update_options
+from doctor.memory import DEFAULT, Settled, Sizes, settle
+from doctor.readings import Card, card_memory, cards_or_unknown, system_gib
 from doctor.shapes import Shape, shape_of
 from doctor.together import Together, together
 from doctor.walls import better, card_walls, closed_on, codes_closing, find_walls, lasting, machine_walls
@@ -63,42 +62,53 @@ class _Place:
         return None
 
 
-def diagnose(facts: Facts, model: str | None = None, **options: Any) -> Diagnosis:
+@dataclass(frozen=True)
+class _Choice:
+    """What was looked at, and what came of it: the place and the path, with the cards that take it together."""
+
+    model: str | None
+    shape: Shape | None
+    places: list[_Place]
+    place: _Place
+    team: Together | None
+    path: str | None
+    walls: tuple[Wall, ...]
+    states: Mapping[str, PathState]
+
+
+def diagnose(facts: Facts, model: str | None = None, sizes: Sizes = DEFAULT) -> Diagnosis:
     """The diagnosis of a machine, for a model if one is named.
 
-    `options` go to `doctor.memory.settle`: group_size, prompts_per_step, prompt_tokens, completion_tokens, lora_rank, dora,
-    optimizer. Unknown memory or an unknown model counts as fitting; nothing is looked up on a network.
+    Unknown memory or an unknown model counts as fitting; nothing is looked up on a network.
     """
-    options = {**update_options(facts), **options}
+    sizes = sizes.on(facts)
     shape = shape_of(model) if model else None
     walls = find_walls(facts, shape)
     own = [*machine_walls(facts), *lock_walls(facts)]
-    places = _places(facts, shape, own, options)
+    places = _places(facts, shape, own, sizes)
     place = min(places, key=_preference)
     path = place.best()
     walls = (*walls, *model_walls(model, shape, path, _dtype(path, place.closed)))
     closing = codes_closing(walls)
     states = {p: PathState(open=not closing[p], fits=_anywhere(places, p), walls=closing[p]) for p in PATHS}
-    after = _after_fix(facts, shape, own, options, states, path)
-    next_step = _after_install(facts, shape, options) if facts.absent("torch") else None
-    team = _team(facts, shape, place, path, options)
+    after = _after_fix(facts, shape, own, sizes, states, path)
+    next_step = _after_install(facts, shape, sizes) if facts.absent("torch") else None
+    team = _team(facts, shape, place, path, sizes)
     if team is not None and path is not None and team.have_gib != place.have_gib and place.card is not None:
         known = card_memory(facts, place.card.gpu)[1]
-        settled = {**place.settled, **_settle(shape, (path,), team.have_gib, known, options)}
+        settled = {**place.settled, **_settle(shape, (path,), team.have_gib, known, sizes)}
         place = replace(place, have_gib=team.have_gib, settled=settled)
-    plan = _plan(model, shape, places, place, team, path, walls, states, _promises(next_step, after, path))
-    return Diagnosis(plan, walls, states, after, facts)
+    choice = _Choice(model, shape, places, place, team, path, walls, states)
+    return Diagnosis(_plan(choice, _promises(next_step, after, path)), walls, states, after, facts)
 
 
-def _team(
-    facts: Facts, shape: Shape | None, place: _Place, path: str | None, options: Mapping[str, Any]
-) -> Together | None:
+def _team(facts: Facts, shape: Shape | None, place: _Place, path: str | None, sizes: Sizes) -> Together | None:
     """The cards that take the path together; None where none is used."""
     if place.card is None or path is None:
         return None
 
     def room(have: float | None) -> bool:
-        return shape is None or settle(shape, path, have, **options).fits is not False
+        return shape is None or settle(shape, path, have, sizes).fits is not False
 
     return together(facts, place.card, lambda card: card_memory(facts, card.gpu)[0], room)
 
@@ -113,13 +123,13 @@ def _promises(installed: str | None, after: str | None, now: str | None) -> tupl
     return tuple(Reason(About.PROMISE, text) for text in said)
 
 
-def _after_install(facts: Facts, shape: Shape | None, options: Mapping[str, Any]) -> str | None:
+def _after_install(facts: Facts, shape: Shape | None, sizes: Sizes) -> str | None:
     """The best path once the help of TORCH-ABSENT alone was followed."""
     then = after_install(facts, walls_vllm.newest_fitting(facts)[0])
     if then is None:
         return None
     own = [*machine_walls(then), *lock_walls(then)]
-    return min(_places(then, shape, own, options), key=_preference).best()
+    return min(_places(then, shape, own, sizes), key=_preference).best()
 
 
 def _preference(place: _Place) -> tuple[int, float, bool]:
@@ -128,7 +138,7 @@ def _preference(place: _Place) -> tuple[int, float, bool]:
     return (_RANK[path] if path else len(PATHS), -(place.have_gib or 0.0), screen)
 
 
-def _places(facts: Facts, shape: Shape | None, own: Iterable[Wall], options: Mapping[str, Any]) -> list[_Place]:
+def _places(facts: Facts, shape: Shape | None, own: Iterable[Wall], sizes: Sizes) -> list[_Place]:
     """The cards, best first, and the system itself for the `cpu` path."""
     own = list(own)
     refused = walls_vllm.memory_refused(facts)
@@ -136,24 +146,24 @@ def _places(facts: Facts, shape: Shape | None, own: Iterable[Wall], options: Map
     for card in sorted(cards_or_unknown(facts), key=better, reverse=True):
         have, known_free = card_memory(facts, card.gpu)
         closed = closed_on(facts, card, own, shape) | {"cpu"}
-        settled = _settle(shape, PATHS[:-1], have, known_free, options)
+        settled = _settle(shape, PATHS[:-1], have, known_free, sizes)
         found.append(_Place(card, have, closed, settled, refused))
     closed = frozenset(PATHS[:-1]) | closed_on(facts, None, own)
     free = system_gib(facts)
-    found.append(_Place(None, free, closed, _settle(shape, ("cpu",), free, True, options), False))
+    found.append(_Place(None, free, closed, _settle(shape, ("cpu",), free, True, sizes), False))
     return found
 
 
 def _settle(
-    shape: Shape | None, paths: Iterable[str], have: float | None, known: bool, options: Mapping[str, Any]
+    shape: Shape | None, paths: Iterable[str], have: float | None, known: bool, sizes: Sizes
 ) -> dict[str, Settled]:
     """What each path would settle on. Where only the total is known, what exceeds it does not fit; the rest is unknown."""
     if shape is None:
         return {}
-    settled = {path: settle(shape, path, have, **options) for path in paths}
+    settled = {path: settle(shape, path, have, sizes) for path in paths}
     if known:
         return settled
-    unknown = {path: settle(shape, path, None, **options) for path in paths}
+    unknown = {path: settle(shape, path, None, sizes) for path in paths}
     return {path: s if s.fits is False else unknown[path] for path, s in settled.items()}
 
 
@@ -171,7 +181,7 @@ def _after_fix(
     facts: Facts,
     shape: Shape | None,
     own: Iterable[Wall],
-    options: Mapping[str, Any],
+    sizes: Sizes,
     states: Mapping[str, PathState],
     now: str | None,
 ) -> str | None:
@@ -187,25 +197,16 @@ def _after_fix(
         held = walls_gpu.held_gib(card)
         if have is not None and held is not None:
             have += held
-        place = _Place(card, have, frozenset(closed), _settle(shape, PATHS[:-1], have, known, options), False)
+        place = _Place(card, have, frozenset(closed), _settle(shape, PATHS[:-1], have, known, sizes), False)
         best += [found] if (found := place.best()) else []
     ram = facts.host.ram_gib
-    if _Place(None, ram, frozenset(PATHS[:-1]), _settle(shape, ("cpu",), ram, True, options), False).best():
+    if _Place(None, ram, frozenset(PATHS[:-1]), _settle(shape, ("cpu",), ram, True, sizes), False).best():
         best.append("cpu")
     return min(best, key=_RANK.__getitem__, default=None)
 
 
-def _plan(
-    model: str | None,
-    shape: Shape | None,
-    places: list[_Place],
-    place: _Place,
-    team: Together | None,
-    path: str | None,
-    walls: tuple[Wall, ...],
-    states: Mapping[str, PathState],
-    promises: tuple[Reason, ...],
-) -> Plan:
+def _plan(c: _Choice, promises: tuple[Reason, ...]) -> Plan:
+    place, path = c.place, c.path
     settled = place.settled.get(path) if path else None
     memory = None
     if settled is not None:
@@ -215,12 +216,12 @@ def _plan(
         engine=None if path is None else "vllm" if path in VLLM_PATHS else "portable",
         dtype=_dtype(path, place.closed),
         quantization=None if path is None else "fp8" if path in FP8_PATHS else "nf4" if path == "qlora-hf" else None,
-        gpus=team.gpus if team is not None else (),
-        model=model,
+        gpus=c.team.gpus if c.team is not None else (),
+        model=c.model,
         memory=memory,
         micro_batch=settled.micro_batch if settled else None,
         rollout_rows=settled.rollout_rows if settled else None,
-        reasons=tuple(_reasons(model, shape, places, place, team, path, walls, states, promises)),
+        reasons=tuple(_reasons(c, promises)),
     )
 
 
@@ -234,34 +235,27 @@ def _dtype(path: str | None, closed: frozenset[str]) -> str | None:
     return "bfloat16"
 
 
-def _reasons(
-    model: str | None,
-    shape: Shape | None,
-    places: list[_Place],
-    place: _Place,
-    team: Together | None,
-    path: str | None,
-    walls: tuple[Wall, ...],
-    states: Mapping[str, PathState],
-    promises: tuple[Reason, ...],
-) -> Iterable[Reason]:
+def _reasons(c: _Choice, promises: tuple[Reason, ...]) -> Iterable[Reason]:
     """What was chosen and why, why nothing better, what was assumed."""
+    place, path = c.place, c.path
     where = place.card.label if place.card is not None else "the CPU"
     if path is None:
-        left = "No path is open and fits" if any(s.open for s in states.values()) else "No path is open"
+        left = "No path is open and fits" if any(s.open for s in c.states.values()) else "No path is open"
         yield Reason(About.CHOICE, left)
     else:
         yield Reason(About.CHOICE, f"{path} on {where} is the best path that is open and fits")
         if settled := place.settled.get(path):
             yield Reason(About.MEMORY if settled.fits else About.UNKNOWN, settled.reason)
-    yield from _why_nothing_better(places, place, path, walls, states)
-    if model and shape is None:
-        unknown = f"{model} is not known here, so nothing is said about memory; name a local folder, or a size like 7B"
+    yield from _why_nothing_better(c)
+    if c.model and c.shape is None:
+        unknown = (
+            f"{c.model} is not known here, so nothing is said about memory; name a local folder, or a size like 7B"
+        )
         yield Reason(About.UNKNOWN, unknown)
     if place.card is not None and place.have_gib is None and path:
         yield Reason(About.UNKNOWN, "Free memory is unknown and counts as enough")
-    if len([p for p in places if p.card is not None]) > 1 and team is not None:
-        yield from (Reason(About.GPUS, text) for text in _together(where, team))
+    if len([p for p in c.places if p.card is not None]) > 1 and c.team is not None:
+        yield from (Reason(About.GPUS, text) for text in _together(where, c.team))
     yield from promises
 
 
@@ -277,16 +271,13 @@ def _together(where: str, team: Together) -> Iterable[str]:
     yield from team.reasons
 
 
-def _why_nothing_better(
-    places: list[_Place], place: _Place, path: str | None, walls: tuple[Wall, ...], states: Mapping[str, PathState]
-) -> Iterable[Reason]:
+def _why_nothing_better(c: _Choice) -> Iterable[Reason]:
     """Why each better path was not taken; paths with the same reason in one sentence."""
     together: dict[Reason, list[str]] = {}
-    for candidate in PATHS[: _RANK[path] if path else len(PATHS)]:
-        counts = (
-            candidate not in _FP16_OF or any("BF16-HARDWARE" in states[p].walls for p in BF16_PATHS) or path is None
-        )
-        if counts and (reason := _why_not(candidate, places, walls, states)):
+    old = any("BF16-HARDWARE" in c.states[p].walls for p in BF16_PATHS)
+    for candidate in PATHS[: _RANK[c.path] if c.path else len(PATHS)]:
+        counts = candidate not in _FP16_OF or old or c.path is None
+        if counts and (reason := _why_not(candidate, c)):
             together.setdefault(reason, []).append(candidate)
     for reason, candidates in together.items():
         which = "Every path" if len(candidates) == len(PATHS) else ", ".join(candidates)
@@ -294,18 +285,16 @@ def _why_nothing_better(
         yield replace(reason, text=f"{which} {are} {reason.text}")
 
 
-def _why_not(
-    path: str, places: list[_Place], walls: tuple[Wall, ...], states: Mapping[str, PathState]
-) -> Reason | None:
+def _why_not(path: str, c: _Choice) -> Reason | None:
     """Why one path was not taken, as what stands after `is`; None where it was only not the best."""
-    state = states[path]
+    state = c.states[path]
     if not state.open:
-        wall = next(w for w in walls if path in w.closes)
+        wall = next(w for w in c.walls if path in w.closes)
         return Reason(About.CLOSED, f"closed: {wall.fact} ({wall.code})", wall.code)
     if state.fits is not False:
         return None
-    if path in VLLM_PATHS and any(p.refused for p in places):
+    if path in VLLM_PATHS and any(p.refused for p in c.places):
         return Reason(About.ROOM, "open, but vLLM's start was refused for want of memory")
-    settled = [s for p in places if (s := p.settled.get(path)) and path not in p.closed]
+    settled = [s for p in c.places if (s := p.settled.get(path)) and path not in p.closed]
     least = min(settled, key=lambda s: s.need_gib, default=None)
     return Reason(About.ROOM, "open, but too large" + (f": {least.reason}" if least else ""))

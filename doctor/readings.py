@@ -207,11 +207,6 @@ def card_memory(facts: Facts, gpu: Gpu) -> tuple[float | None, bool]:
     return have, known and have is not None
 
 
-def update_options(facts: Facts) -> dict[str, bool]:
-    """What of a machine decides how much an update keeps, as `doctor.memory.settle` asks for it."""
-    return {"fused_norms": fused_norms(facts), "repeats_keys": repeats_keys(facts)}
-
-
 def repeats_keys(facts: Facts) -> bool:
     """Whether an update repeats keys and values for each head (grpo_portable/few_kernels.py): on cards before Ampere."""
     return any(card.capability is not None and card.capability < (8, 0) for card in cards(facts) or ())

@@ -10,13 +10,11 @@ completion is counted at its full length T, so runs whose answers end early are 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from doctor import speed_cpu
 from doctor.cards import Card, CardError, find_card
 from doctor.diagnosis import Diagnosis
-from doctor.memory import Setting, kv_bytes_per_token, settle, weight_bytes
-from doctor.readings import update_options
+from doctor.memory import DEFAULT, Setting, Sizes, kv_bytes_per_token, settle, weight_bytes
 from doctor.shapes import Shape, shape_of
 
 BANDWIDTH_SHARE = 0.85  # of the data sheet's bandwidth, reached by large reads
@@ -70,11 +68,8 @@ def cpu_step_estimate(
     return StepEstimate(rollout, update, total, total / error, total * error, tokens / rollout, error)
 
 
-def estimate(diagnosis: Diagnosis, **sizes: Any) -> StepEstimate | None:
-    """Seconds of one step of the plan on a card; None where card or model is not known, and on the CPU.
-
-    `sizes` go to `doctor.memory.settle`: group_size, prompts_per_step, prompt_tokens, completion_tokens, lora_rank.
-    """
+def estimate(diagnosis: Diagnosis, sizes: Sizes = DEFAULT) -> StepEstimate | None:
+    """Seconds of one step of the plan on a card; None where card or model is not known, and on the CPU."""
     plan = diagnosis.plan
     shape = shape_of(plan.model)
     gpu = next(
@@ -86,10 +81,9 @@ def estimate(diagnosis: Diagnosis, **sizes: Any) -> StepEstimate | None:
         card, _ = find_card(gpu.name)
     except CardError:
         return None
-    options = {**update_options(diagnosis.facts), **sizes}
-    setting = settle(shape, str(plan.path), plan.memory.have_gib if plan.memory else None, **options).setting
-    prompts, group = sizes.get("prompts_per_step", 8), sizes.get("group_size", 8)
-    return step_estimate(shape, setting, card, prompts=prompts, group_size=group)
+    have = plan.memory.have_gib if plan.memory else None
+    setting = settle(shape, str(plan.path), have, sizes.on(diagnosis.facts)).setting
+    return step_estimate(shape, setting, card, prompts=sizes.prompts_per_step, group_size=sizes.group_size)
 
 
 def in_words(step: StepEstimate, steps: int) -> str:

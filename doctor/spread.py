@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from doctor.cards import Card
-from doctor.memory import Settled, settle
+from doctor.memory import Settled, Sizes, settle
 from doctor.shapes import Shape
 from doctor.speed import StepEstimate, step_estimate
 
@@ -91,17 +91,12 @@ class Spread:
         }
 
 
-def spread(
-    shape: Shape, path: str, have_gib: float | None, card: Card, cards: int, *, questions: int, options: dict[str, Any]
-) -> Spread | None:
-    """The prediction for a step of `questions` on `cards` cards of a kind; None where the share does not fit a card.
-
-    `options` go to `doctor.memory.settle`: group_size, prompt_tokens, completion_tokens, lora_rank.
-    """
+def spread(shape: Shape, path: str, have_gib: float | None, card: Card, cards: int, sizes: Sizes) -> Spread | None:
+    """The prediction for a step of these sizes on `cards` cards of a kind; None where the share does not fit a card."""
+    questions, group = sizes.prompts_per_step, sizes.group_size
     used = most_sharing(cards, questions)
-    group = int(options["group_size"])
-    mine = settle(shape, path, have_gib, prompts_per_step=questions // used, **options)
-    whole = settle(shape, path, have_gib, prompts_per_step=questions, **options)
+    mine = settle(shape, path, have_gib, replace(sizes, prompts_per_step=questions // used))
+    whole = settle(shape, path, have_gib, sizes)
     if mine.fits is False or whole.fits is False:
         return None
     share = step_estimate(shape, mine.setting, card, prompts=questions // used, group_size=group)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -16,8 +16,8 @@ from doctor.cards import Card, cards, find_card
 from doctor.diagnosis import PATHS, Diagnosis
 from doctor.facts import Driver, Facts, Gpu, Host, Probe, Toolkit
 from doctor.install_sets import SETS, PackageSet, refusals
-from doctor.memory import Settled, completions, settle
-from doctor.readings import system_gib, update_options
+from doctor.memory import Settled, Sizes, completions, settle
+from doctor.readings import system_gib
 from doctor.shapes import Shape, shape_of
 from doctor.speed import StepEstimate, step_estimate
 from doctor.spread import Spread, arithmetic, spread
@@ -153,26 +153,20 @@ def _answer(card: Card, count: int, model: str) -> WhatIf:
     from doctor.plan import diagnose
 
     facts, chosen = assumed_facts(card, count)
-    options: dict[str, Any] = {
-        "group_size": GROUP,
-        "prompt_tokens": PROMPT_TOKENS,
-        "completion_tokens": COMPLETION_TOKENS,
-        "lora_rank": RANK,
-        **update_options(facts),
-    }
-    diagnosis = diagnose(facts, model, **options)
+    sizes = Sizes(GROUP, PROMPTS, PROMPT_TOKENS, COMPLETION_TOKENS, RANK).on(facts)
+    diagnosis = diagnose(facts, model, sizes)
     shape, path = shape_of(model), diagnosis.plan.path
     settled = step = None
     if shape is not None and path is not None:
         have = system_gib(facts) if path == "cpu" else (facts.gpus or (Gpu(),))[0].free_gib
-        settled = settle(shape, path, have, prompts_per_step=PROMPTS, **options)
+        settled = settle(shape, path, have, sizes)
         if settled.fits and path != "cpu":
             step = step_estimate(shape, settled.setting, card, prompts=PROMPTS, group_size=GROUP)
     spreads: tuple[Spread, ...] = ()
     if shape is not None and path is not None and step is not None and count > 1:
         have = (facts.gpus or (Gpu(),))[0].free_gib
-        sizes = (PROMPTS, PROMPTS * count)
-        found = [spread(shape, path, have, card, count, questions=size, options=options) for size in sizes]
+        steps = (sizes, replace(sizes, prompts_per_step=PROMPTS * count))
+        found = [spread(shape, path, have, card, count, step) for step in steps]
         spreads = tuple(s for s in found if s is not None)
     return WhatIf(card, count, model, shape, chosen, diagnosis, settled, step, spreads)
 

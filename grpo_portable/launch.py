@@ -343,7 +343,7 @@ def _auto_recipe(facts: Facts, overrides: Sequence[str]) -> tuple[Recipe, list[s
     hub = reach.hub()
 
     def fits(recipe: Recipe) -> str | None:
-        chosen = plan.diagnose(facts, recipe.model, **planning.sizes(recipe)).plan.path
+        chosen = plan.diagnose(facts, recipe.model, planning.sizes(recipe)).plan.path
         return None if chosen not in (None, "cpu") else "no GPU path is open and has room for it"
 
     def obtainable(model: str) -> str | None:

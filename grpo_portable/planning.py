@@ -6,14 +6,14 @@ Pure: the facts may be of this machine or of a saved one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from doctor import memory, speed, speed_cpu
 from doctor.diagnosis import PATHS, SPREAD_PATHS, About, Diagnosis
 from doctor.facts import Facts
 from doctor.plan import diagnose
-from doctor.readings import card_memory, cards, system_gib, update_options
+from doctor.readings import card_memory, cards, system_gib
 from doctor.shapes import Shape, shape_of
 from doctor.spread import most_sharing
 from doctor.together import equal
@@ -26,6 +26,20 @@ from grpo_portable.ladder import CPU_PARAMETERS_LIMIT
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.vllm_settings import block_refusal
 from grpo_portable.settle import Settled, settle
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What `plan` was asked."""
+
+    recipe: Recipe
+    facts: Facts
+    asked: tuple[int, ...] | None
+    auto: bool
+    can_run: Mapping[str, str | None]
+
+    def diagnosis(self, spread: int) -> Diagnosis:
+        return on_gpus(self.recipe, self.facts, self.asked, spread)
 
 
 def plan(
@@ -41,20 +55,22 @@ def plan(
     `can_run`: what this installation has no engine for (`rollout.available.unavailable`); left out for a machine that is not
     this one. `asked`: the GPUs the user named, by the doctor's index; None takes the equal ones the doctor chose.
     """
+    request = _Request(recipe, facts, asked, auto, can_run or {})
+    in_parts = replace(request, recipe=replace(recipe, fsdp=True))
     spread = _spread_over(recipe, facts, asked)
     if recipe.fsdp is True:
-        return _planned(recipe, facts, auto, can_run, asked, spread)
+        return _planned(request, spread)
     try:
-        found = _planned(recipe, facts, auto, can_run, asked, 1)
+        found = _planned(request, 1)
         if recipe.fsdp == "auto" and _wants_parts(recipe, found[0], spread):
-            return _planned(replace(recipe, fsdp=True), facts, auto, can_run, asked, spread)
+            return _planned(in_parts, spread)
         return found
     except PathClosed as closed:
         if recipe.fsdp != "auto" or spread == 1:
             raise
         if samples_elsewhere(recipe):
-            return _planned(replace(recipe, fsdp=True), facts, auto, can_run, asked, spread)
-        raise _with_spread_help(closed, recipe, facts, asked, spread) from None
+            return _planned(in_parts, spread)
+        raise _with_spread_help(closed, request, spread) from None
 
 
 def _wants_parts(recipe: Recipe, settled: Settled, spread: int) -> bool:
@@ -63,25 +79,20 @@ def _wants_parts(recipe: Recipe, settled: Settled, spread: int) -> bool:
     return too_large and spread > 1 and settled.recipe.path in SPREAD_PATHS and samples_elsewhere(recipe)
 
 
-def _planned(
-    recipe: Recipe,
-    facts: Facts,
-    auto: bool,
-    can_run: Mapping[str, str | None] | None,
-    asked: tuple[int, ...] | None,
-    spread: int,
-) -> tuple[Settled, Diagnosis]:
-    if spread > 1 and len(on_gpus(recipe, facts, asked, spread).plan.gpus) not in (0, spread):
-        spread = len(on_gpus(recipe, facts, asked, spread).plan.gpus)  # one of them is full
+def _planned(request: _Request, spread: int) -> tuple[Settled, Diagnosis]:
+    """What `plan` returns, for weights in parts on `spread` GPUs."""
+    recipe = request.recipe
+    taken = len(request.diagnosis(spread).plan.gpus) if spread > 1 else 0
+    spread = taken or spread  # fewer where one of them is full
 
     def settled_on(recipe: Recipe) -> tuple[Settled, Diagnosis]:
-        diagnosis = on_gpus(recipe, facts, asked, spread)
+        diagnosis = replace(request, recipe=recipe).diagnosis(spread)
         whole = {PATHS[-1]: "it keeps its weights whole"} if spread > 1 else {}
         settled = settle(
             recipe,
             diagnosis,
-            auto=auto,
-            can_run={**(can_run or {}), **_blocks(recipe), **_not_on_a_cpu(recipe), **whole},
+            auto=request.auto,
+            can_run={**request.can_run, **_blocks(recipe), **_not_on_a_cpu(recipe), **whole},
             ledger_of=lambda path: ledger_of(recipe, diagnosis, path, spread),
             processes=lambda path: gpus.processes(diagnosis, path),
         )
@@ -109,11 +120,9 @@ def _spread_over(recipe: Recipe, facts: Facts, asked: tuple[int, ...] | None) ->
     return most_sharing(count, recipe.prompts_per_step)
 
 
-def _with_spread_help(
-    closed: PathClosed, recipe: Recipe, facts: Facts, asked: tuple[int, ...] | None, spread: int
-) -> PathClosed:
+def _with_spread_help(closed: PathClosed, request: _Request, spread: int) -> PathClosed:
     """The refusal, with what would make it run where the weights would fit in parts."""
-    diagnosis = on_gpus(recipe, facts, asked, spread)
+    recipe, diagnosis = request.recipe, request.diagnosis(spread)
     ledger = ledger_of(recipe, diagnosis, SPREAD_PATHS[0], spread)
     if ledger is None or ledger.fits is False or not diagnosis.paths[SPREAD_PATHS[0]].open:
         return closed
@@ -127,27 +136,23 @@ def _with_spread_help(
 
 def on_gpus(recipe: Recipe, facts: Facts, asked: tuple[int, ...] | None, spread: int = 1) -> Diagnosis:
     """The diagnosis with the GPUs that were asked for in its plan. UsageError for ones that cannot be had together."""
-    options = {**sizes(recipe), "shared": _shared(recipe), "spread": spread}
-    return gpus.on_gpus(recipe, diagnose(facts, shape_name(recipe), **options), asked)
+    return gpus.on_gpus(recipe, diagnose(facts, shape_name(recipe), sizes(recipe, spread=spread)), asked)
 
 
-def _shared(recipe: Recipe) -> bool:
-    """Whether policy and vLLM lie on one copy of the weights."""
-    return recipe.backend == "unsloth"
-
-
-def sizes(recipe: Recipe, processes: int = 1) -> dict[str, Any]:
-    """What the memory ledger must know of a recipe; of several processes each has its share of a step's questions."""
-    return {
-        "group_size": recipe.group_size,
-        "prompts_per_step": max(1, recipe.prompts_per_step // processes),
-        "prompt_tokens": recipe.max_prompt_tokens,
-        "completion_tokens": answer_tokens(recipe),
-        "lora_rank": recipe.lora_rank,
-        "dora": recipe.dora,
-        "dropout": recipe.lora_dropout > 0,
-        "optimizer": "adamw_8bit" if recipe.optimizer == "adamw_8bit" else "adamw",
-    }
+def sizes(recipe: Recipe, processes: int = 1, spread: int = 1) -> memory.Sizes:
+    """What a recipe asks of a machine; of several processes each has its share of a step's questions."""
+    return memory.Sizes(
+        group_size=recipe.group_size,
+        prompts_per_step=max(1, recipe.prompts_per_step // processes),
+        prompt_tokens=recipe.max_prompt_tokens,
+        completion_tokens=answer_tokens(recipe),
+        lora_rank=recipe.lora_rank,
+        dora=recipe.dora,
+        dropout=recipe.lora_dropout > 0,
+        optimizer="adamw_8bit" if recipe.optimizer == "adamw_8bit" else "adamw",
+        shared=recipe.backend == "unsloth",  # policy and vLLM lie on one copy of the weights
+        spread=spread,
+    )
 
 
 def answer_tokens(recipe: Recipe) -> int:
@@ -172,8 +177,8 @@ def ledger_of(recipe: Recipe, diagnosis: Diagnosis, path: str, spread: int = 1) 
     free = [card_memory(facts, card)[0] for card in facts.gpus or () if not chosen or card.index in chosen]
     free = free if chosen else free[:1]
     have = system_gib(facts) if path == "cpu" else min((gib for gib in free if gib is not None), default=None)
-    options = {**sizes(recipe, gpus.processes(diagnosis, path)), **update_options(facts)}
-    return _as_pinned(recipe, shape, memory.settle(shape, path, have, **options, shared=_shared(recipe), spread=spread))
+    asked = sizes(recipe, gpus.processes(diagnosis, path), spread).on(facts)
+    return _as_pinned(recipe, shape, memory.settle(shape, path, have, asked))
 
 
 def _as_pinned(recipe: Recipe, shape: Shape, free: memory.Settled) -> memory.Settled:
@@ -221,7 +226,8 @@ def step_seconds(settled: Settled, diagnosis: Diagnosis) -> speed.StepEstimate |
             return None
         counts = {"prompts": settled.recipe.prompts_per_step, "group_size": settled.recipe.group_size}
         return speed.cpu_step_estimate(shape, settled.ledger.setting, rates, **counts)
-    return speed.estimate(_on_path(settled, diagnosis), **_share(settled, diagnosis))
+    share = sizes(settled.recipe, gpus.processes(diagnosis, str(settled.recipe.path)))
+    return speed.estimate(_on_path(settled, diagnosis), share)
 
 
 def minutes(settled: Settled, diagnosis: Diagnosis) -> str | None:
@@ -255,10 +261,6 @@ def others(settled: Settled, diagnosis: Diagnosis) -> str | None:
             seen.append((step.total_s, path))
     told = ", ".join(f"{path} {seconds:.1f} s" for seconds, path in sorted(seen))
     return f"{told} a step, by the same estimate (--path takes one)" if told else None
-
-
-def _share(settled: Settled, diagnosis: Diagnosis) -> dict[str, Any]:
-    return sizes(settled.recipe, gpus.processes(diagnosis, str(settled.recipe.path)))
 
 
 def _on_path(settled: Settled, diagnosis: Diagnosis) -> Diagnosis:

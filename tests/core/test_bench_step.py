@@ -64,7 +64,7 @@ def test_ratios_of_the_ledger_to_what_was_measured():
 def test_the_ledger_is_taken_at_the_lengths_that_occur():
     recipe = replace(load(catalogue.find("arithmetic-embedded"), SMALL), max_completion_tokens=100)
     shape = shape_of("embedded")
-    settled = memory.settle(shape, "cpu", 8.0, prompt_tokens=1000, completion_tokens=100)
+    settled = memory.settle(shape, "cpu", 8.0, memory.Sizes(prompt_tokens=1000, completion_tokens=100))
     short = room._ledger(recipe, settled, 27)
     # 128 positions rather than 1,152 (multiples of 64, one more than the longest row): the cache is a ninth
     assert short["kv_cache"] * 9 == pytest.approx(settled.ledger["kv_cache"])

@@ -15,6 +15,7 @@ from doctor.diagnosis import PATHS
 from doctor.memory import (
     GIB,
     Setting,
+    Sizes,
     kv_bytes_per_token,
     launch_tokens,
     ledger,
@@ -180,7 +181,7 @@ def test_spending_order() -> None:
     assert tight.rollout_rows > tight.micro_batch and tight.checkpointing
     assert wide.rollout_copy and wide.rollout_rows == 64 and not wide.checkpointing
     assert settle(QWEN, "qlora-hf", 14.5).rollout_copy and not settle(QWEN, "qlora-hf", 9.0).rollout_copy
-    assert settle(QWEN, "qlora-hf", 11.5, fp8_copy=True).setting.copy == "fp8"
+    assert settle(QWEN, "qlora-hf", 11.5, Sizes(fp8_copy=True)).setting.copy == "fp8"
     assert not settle(QWEN, "qlora-hf", 11.5).rollout_copy
 
 
@@ -237,7 +238,7 @@ def test_cpu_falls_back_to_16_bit_weights() -> None:
 
 
 def test_an_engine_that_shares_the_weights_needs_no_copy() -> None:
-    alone, shared = settle(QWEN, VLLM, 0.1), settle(QWEN, VLLM, 0.1, shared=True)
+    alone, shared = settle(QWEN, VLLM, 0.1), settle(QWEN, VLLM, 0.1, Sizes(shared=True))
     assert alone.ledger["engine_copy"] == pytest.approx(weight_bytes(QWEN, "bf16") / GIB)
     assert "engine_copy" not in shared.ledger
     assert (
@@ -278,7 +279,8 @@ SIZES = st.fixed_dictionaries(
 )
 def test_what_holds_for_every_setting(model: str, path: str, have: float, more: float, sizes: dict[str, Any]) -> None:
     shape = known(model)
-    less, found = settle(shape, path, have, **sizes), settle(shape, path, have + more, **sizes)
+    asked = Sizes(**sizes)
+    less, found = settle(shape, path, have, asked), settle(shape, path, have + more, asked)
     total = sizes["group_size"] * sizes["prompts_per_step"]
     for s in (less, found):
         assert s.need_gib == pytest.approx(sum(s.ledger.values())) and all(gib > 0 for gib in s.ledger.values())

@@ -15,6 +15,7 @@ import pytest
 import doctor
 from doctor import notebook
 from doctor.diagnosis import Diagnosis, Help, Wall
+from doctor.memory import Sizes
 
 
 @pytest.fixture
@@ -22,8 +23,8 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """A plan that only remembers what it was asked."""
     asked: list[tuple[Any, ...]] = []
 
-    def diagnose(facts: Any, model: str | None = None, **options: Any) -> Diagnosis:
-        asked.append((facts, model, options))
+    def diagnose(facts: Any, model: str | None, sizes: Sizes) -> Diagnosis:
+        asked.append((facts, model, sizes))
         return samples.diagnosis(facts=facts)
 
     monkeypatch.setitem(sys.modules, "doctor.plan", SimpleNamespace(diagnose=diagnose))
@@ -57,7 +58,7 @@ def parsed(page: str) -> str:
 
 def test_the_public_call(judged: list[tuple[Any, ...]]) -> None:
     d = doctor.diagnose("Qwen/Qwen3-4B", facts=samples.facts(), group_size=4)
-    assert judged == [(samples.facts(), "Qwen/Qwen3-4B", {"group_size": 4})]
+    assert judged == [(samples.facts(), "Qwen/Qwen3-4B", Sizes(group_size=4))]
     assert isinstance(d, Diagnosis) and d.plan.path == "bf16-hf"
     assert all(getattr(d, f.name) == getattr(samples.diagnosis(), f.name) for f in fields(Diagnosis))
     assert repr(d).startswith("bf16-hf: Qwen/Qwen3-4B runs on NVIDIA GeForce RTX 5090")

@@ -10,7 +10,7 @@ from machine_cases import CU128, CU130, OK, VLLM, amd, card, driver, failed, mac
 from doctor import phrases, walls_gpu
 from doctor.diagnosis import PATHS, About, Diagnosis, Reason
 from doctor.facts import Gpu, facts_from_json
-from doctor.memory import settle
+from doctor.memory import Sizes, settle
 from doctor.plan import diagnose
 from doctor.readings import card_memory, fused_norms
 from doctor.shapes import shape_of
@@ -28,7 +28,7 @@ def fp8_without_vllm_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(facts: dict[str, Any], model: str | None = _4B, **options: Any) -> Diagnosis:
-    return diagnose(facts_from_json(facts), model, **options)
+    return diagnose(facts_from_json(facts), model, Sizes(**options))
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,9 @@ def test_the_ledger_is_settled_for_what_was_asked() -> None:
     facts = machine(card("RTX 4090", "8.9", 23.5))
     shape = shape_of(_4B)
     assert shape is not None
-    d = plan(facts, _4B, group_size=4, prompt_tokens=1024, completion_tokens=1024, lora_rank=8)
-    want = settle(
-        shape, "bf16-hf", 23.1, group_size=4, prompt_tokens=1024, completion_tokens=1024, lora_rank=8, fused_norms=True
-    )
+    sizes = {"group_size": 4, "prompt_tokens": 1024, "completion_tokens": 1024, "lora_rank": 8}
+    d = plan(facts, _4B, **sizes)
+    want = settle(shape, "bf16-hf", 23.1, Sizes(**sizes, fused_norms=True))
     assert d.plan.micro_batch == want.micro_batch and d.plan.rollout_rows == want.rollout_rows
     assert d.plan.memory is not None and d.plan.memory.ledger == want.ledger
 

@@ -8,18 +8,18 @@ import pytest
 
 from doctor import spread as room
 from doctor.cards import find_card
+from doctor.memory import Sizes
 from doctor.shapes import shape_of
 from doctor.spread import MEASURED, Measured, arithmetic, exchange_s, most_sharing, nodes, spread
 from doctor.what_if import answer
 
-OPTIONS: dict[str, Any] = {"group_size": 8, "prompt_tokens": 512, "completion_tokens": 256, "lora_rank": 32}
 H100 = find_card("H100")[0]
 
 
 def on(cards: int, questions: int = 8, card: Any = H100) -> room.Spread:
     shape = shape_of("Qwen/Qwen3-4B")
     assert shape is not None
-    found = spread(shape, "bf16-hf", card.usable_gib, card, cards, questions=questions, options=OPTIONS)
+    found = spread(shape, "bf16-hf", card.usable_gib, card, cards, Sizes(prompts_per_step=questions))
     assert found is not None
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from doctor.cards import Card, CardError, cards, find_card
-from doctor.memory import Setting, settle
+from doctor.memory import Setting, Sizes, settle
 from doctor.plan import diagnose
 from doctor.shapes import Shape, shape_of
 from doctor.speed import decode_step_s, estimate, in_words, step_estimate
@@ -58,9 +58,9 @@ def test_decode_of_models_it_was_not_fitted_to(model: str, measured: float) -> N
     ("path", "measured"), [("bf16-hf", 1.40), ("fp8-hf", 1.46), ("bf16-vllm", 2.10), ("fp8-vllm", 2.28)]
 )
 def test_steps_of_four_paths_lie_near_what_was_measured(path: str, measured: float) -> None:
-    shape, sizes = shape_of("Qwen/Qwen3-1.7B"), {"group_size": 8, "prompts_per_step": 8, "prompt_tokens": 130}
+    shape = shape_of("Qwen/Qwen3-1.7B")
     assert shape is not None
-    setting = settle(shape, path, 138.0, completion_tokens=256, lora_rank=32, fused_norms=True, **sizes).setting
+    setting = settle(shape, path, 138.0, Sizes(prompt_tokens=130, fused_norms=True)).setting
     step = step_estimate(shape, setting, find_card("H200")[0], prompts=8, group_size=8)
     assert step.total_s == pytest.approx(measured, rel=0.2)
 
