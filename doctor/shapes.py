@@ -15,8 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-BUILT_IN = "embedded"  # the name of grpo_portable's own model; a folder of that name is not meant
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -107,6 +105,10 @@ class Shape:
         return 3 * self.hidden * self.intermediate
 
 
+# The model that comes with grpo_portable. A folder or a model of the hub that is called so is another.
+BUILT_IN = Shape("embedded", 128, 4, 4, 4, 32, 384, 512, True, 918_656)
+
+
 def count(shape: Shape) -> int:
     """Parameters computed from the dimensions of a Llama-like model; equals the published count for the whole table."""
     bias = (shape.heads + 2 * shape.kv_heads) * shape.head_dim if shape.qkv_bias else 0
@@ -137,11 +139,13 @@ def shape_of(model: str | None) -> Shape | None:
     """The shape of a hub id, a local folder (config.json, or an adapter's base) or a GGUF file; None when unknown."""
     if not model or not model.strip():
         return None
+    if model == BUILT_IN.name:
+        return BUILT_IN
     from doctor.shape_files import shape_from_path
 
     try:
         path = Path(model).expanduser()
-        local = model != BUILT_IN and path.exists()
+        local = path.exists()
     except (OSError, ValueError, RuntimeError):  # too long, with a NUL, or of a user that is not there: no path
         local = False
     if local:
