@@ -106,13 +106,13 @@ def shares(file: Path) -> list[Path]:
 
 
 def join(data: Fitted, file: Path) -> None:
-    """Put the parts that several processes wrote into `file`, in the order of the questions."""
+    """Put the parts that several processes wrote into `file`, and its answers in the order of the questions."""
     parts = shares(file)
-    if not parts:
-        return
     order = {q.id: i for i, q in enumerate(data.questions)}
     records = {(r["id"], r.get("sample", 0)): r for f in (file, *parts) for r in read_lines(f) if r.get("id") in order}
     whole = sorted(records.values(), key=lambda r: (order[r["id"]], r.get("sample", 0)))
+    if not parts and whole == list(records.values()):
+        return
     write_atomically(file, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in whole))
     for part in parts:
         part.unlink(missing_ok=True)

@@ -267,12 +267,15 @@ def evaluate_stage(session: Session, stage: str) -> None:
 
 
 def _ask(session: Session, name: str, samples: int, tell: Callable[[evaluate.Progress], None]) -> evaluate.Progress:
-    """Evaluate into the stage's file; of several processes each asks its chunks into its own, and these are joined."""
+    """Evaluate into the stage's file; of several processes each asks its chunks into its own, and these are joined.
+
+    The answers stand in the order of the questions, also where those of processes that were killed came first.
+    """
     run, processes, held_out = session.run, session.processes, session.held_out
     whole = run.generations(name)
 
-    def asked(file: Path) -> evaluate.Progress:
-        return evaluate.evaluate(
+    def asked(file: Path) -> None:
+        evaluate.evaluate(
             session.engine,
             session.builder,
             held_out,
@@ -291,9 +294,7 @@ def _ask(session: Session, name: str, samples: int, tell: Callable[[evaluate.Pro
         processes.wait()
 
     joined()  # what processes that were killed had asked, however many they were
-    if processes.count == 1:
-        return asked(whole)
-    asked(evaluate.share_of(whole, processes.rank))
+    asked(whole if processes.count == 1 else evaluate.share_of(whole, processes.rank))
     joined()
     return evaluate.counted(held_out, whole, samples)
 

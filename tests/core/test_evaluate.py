@@ -17,7 +17,7 @@ from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.portable import PortableRollout
 from grpo_portable.rollout.protocol import Completion, Sampling
 from grpo_portable.rollout.reference import ReferenceRollout
-from grpo_portable.run import read_lines
+from grpo_portable.run import append_line, read_lines
 
 RECIPE = replace(Recipe(), rollout_rows=1, max_completion_tokens=7, stop=("\n\n",), seed=3)  # chunks of four questions
 QUESTIONS = [Question(f"test-{i}", f"{i}+1?", str(i + 1), "") for i in range(10)]
@@ -207,6 +207,29 @@ class Calls(Adder):
     def generate(self, questions: Any, n: int, sampling: Sampling) -> list[list[Completion]]:
         self.sizes.append(len(questions))
         return super().generate(questions, n, sampling)
+
+
+@pytest.mark.parametrize(
+    ("there", "part", "rewritten"),
+    [
+        ([0, 1, 2, 3], None, False),
+        ([], None, False),
+        ([2, 3, 0, 1], None, True),  # one process went on where of two only the second had written
+        ([0, 3, 1], None, True),
+        ([0, 1], [3, 2], True),
+    ],
+)
+def test_answers_stand_in_the_order_of_the_questions(
+    there: list[int], part: list[int] | None, rewritten: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "base.jsonl"
+    for place, numbers in ((file, there), (share_of(file, 1), part)):
+        for number in numbers or ():
+            append_line(place, {"id": DATA.questions[number].id, "correct": True})
+    before = file.stat().st_ino if there else None
+    join(DATA, file)
+    assert [r["id"] for r in read_lines(file)] == [DATA.questions[n].id for n in sorted(there + (part or []))]
+    assert file.exists() == bool(there) and (not there or (file.stat().st_ino != before) == rewritten)
 
 
 def test_a_complete_file_is_not_asked_again(tmp_path: Path) -> None:
