@@ -63,6 +63,13 @@ STACK = {
             _SET,
         ),
     ),
+    "TRL-TRITON": Page(
+        "this TRL trains with Triton alone",
+        NOTHING,
+        "TRL 1.15 has its loss in Triton only, which torch for the CPU, macOS or Windows does not bring: the first step fails.",
+        "Read in TRL 1.15 and 1.16; a step of 1.15 without Triton was tried.",
+        ("Upgrade TRL.",),
+    ),
     "PYTHON-RANGE": Page(
         "this Python is out of range",
         NOTHING,

@@ -77,7 +77,7 @@ def _bnb_cause(facts: Facts, error: str) -> tuple[str, tuple[Help, ...]]:
 
 def warnings(facts: Facts) -> Iterator[Wall]:
     """Closes nothing: each of these breaks a run later, or a backend that no path needs."""
-    makers = (_python, _incomplete, _out_of_range, _unsloth_import, _offline, _bnb_build, _compiler)
+    makers = (_python, _incomplete, _out_of_range, _fused_head, _unsloth_import, _offline, _bnb_build, _compiler)
     yield from filter(None, (make(facts) for make in makers))
 
 
@@ -136,6 +136,21 @@ def _out_of_range(facts: Facts) -> Wall | None:
             *([Help("Change them", _install(out), "likely")] if by_pip else []),
             Help("Install the whole set, in a fresh environment", "grpo-doctor --install-plan", "certain"),
         ),
+    )
+
+
+def _fused_head(facts: Facts) -> Wall | None:
+    """TRL 1.15 has its loss in Triton alone; from 1.16 on also in torch (read in both; the first step of 1.15 failed)."""
+    found = version(facts.version("trl"))
+    if found is None or not allows(specifiers(">=1.15,<1.16"), found) or not facts.absent("triton"):
+        return None
+    return Wall(
+        "TRL-TRITON",
+        (),
+        f"trl {facts.version('trl')} cannot train here: its loss is written in Triton, which is not installed",
+        ("packages.triton = absent", "trl 1.15 computes its fused head in Triton alone, 1.16 in torch too"),
+        (Help("Upgrade it", 'pip install "trl>=1.16"', "certain"),),
+        "Another path: all of them train with it",
     )
 
 

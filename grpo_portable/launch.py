@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -420,13 +421,19 @@ def _trains(folder: Path) -> bool:
 
 
 def _need_training_stack(model: str) -> None:
-    """PathClosed when a package that every path needs is missing, ModelError when one that this model's file needs is."""
+    """PathClosed when what every path needs is missing or cannot train here, ModelError when this model's file needs more."""
     missing = [name for name in TRAINING_STACK if importlib.util.find_spec(name) is None]
     if missing:
         raise PathClosed(
             f"{', '.join(missing)} not installed",
             because="the base install is only the doctor, so that the right torch can be chosen first",
             help="`grpo-doctor --install-plan` prints the commands for this machine",
+        )
+    if metadata.version("trl").startswith("1.15.") and importlib.util.find_spec("triton") is None:
+        raise PathClosed(
+            f"trl {metadata.version('trl')} cannot train here",
+            because="its loss is written in Triton, which is not installed",
+            help='pip install "trl>=1.16"',
         )
     if model.lower().endswith(".gguf") and importlib.util.find_spec("gguf") is None:
         raise ModelError(

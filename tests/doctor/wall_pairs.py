@@ -148,6 +148,7 @@ PAIRS: dict[str, Pair] = {
                        machine(_4090, packages={"unsloth": "2026.1.2"}, probes={"unsloth_import": OK})),
     "STACK-INCOMPLETE": _packages({"trl": "absent"}, {"trl": "1.16.0"}),
     "STACK-RANGE": _packages({"trl": "0.24.0"}, {"trl": "1.15.0", "transformers": "5.8.0", "vllm": "0.31.0+cu129"}),
+    "TRL-TRITON": _packages({"trl": "1.15.0", "triton": "absent"}, {"trl": "1.16.0", "triton": "absent"}),
     "PYTHON-RANGE": (machine(_4090, host={"python": "3.10"}), machine(_4090, host={"python": "3.14"})),
     "SHM-SMALL": (machine(_A100, _A100, host={"shm_gib": 0.06}), machine(_A100, host={"shm_gib": 0.06})),
     "NCCL-ABSENT": (_links(_A100, nccl=""), _links(_A100, nccl="2.28.9")),
