@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 from grpo_portable.recipe import Recipe
@@ -11,6 +13,14 @@ from grpo_portable.run import RunFolder, append_line, create
 
 NAMES = ("Mina", "Tom", "Ada", "Ravi", "Lena", "Omar")
 THINGS = ("apples", "pencils", "stamps", "marbles", "cups")
+
+
+def asleep(*words: object) -> subprocess.Popen[str]:
+    """A process with these words in its command line, which sleeps; it is there, its command line too, when this returns."""
+    script = "import time; print('here', flush=True); time.sleep(60)"
+    made = subprocess.Popen([sys.executable, "-c", script, *map(str, words)], stdout=subprocess.PIPE, text=True)
+    assert made.stdout is not None and made.stdout.readline() == "here\n"
+    return made
 
 
 def question(i: int) -> tuple[str, int, str]:

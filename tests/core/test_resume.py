@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import run_folders
 
 from grpo_portable import edited, export, launch, saved, supervise
 from grpo_portable.errors import RunFolderError, UsageError
@@ -95,7 +96,7 @@ def test_a_run_that_is_at_work_is_left_as_it_is(run, finished, resume, at_work):
     at = finished if at_work == "finishing" else run
     at.write_json("task.json", {"adapter": "a"})
     if at_work == "its supervisor was killed":
-        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(at.path.resolve())])
+        worker = run_folders.asleep(at.path.resolve())
         at.write_json("heartbeat", {"doing": "update", "pid": worker.pid})
         held = contextlib.ExitStack()
         held.callback(worker.wait)

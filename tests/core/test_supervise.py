@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import run_folders
 
 from grpo_portable import progress, supervise
 from grpo_portable.errors import Interrupted, RecipeError, RunFolderError, UsageError
@@ -379,12 +380,12 @@ def test_who_presses_ctrl_c_again_is_not_kept_waiting(tmp_path):
 
 
 def test_a_process_of_another_run_that_has_the_number_now_is_no_worker_of_this_one(tmp_path):
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "grpo_portable.worker", "elsewhere"])
+    other = run_folders.asleep("grpo_portable.worker", "elsewhere")
     try:
         run = create(tmp_path / "run", Recipe(path="cpu"))
         run.write_json("heartbeat", {"doing": "update", "pid": other.pid})
         assert supervise.beating(run) is None
-        mine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(run.path.resolve())])
+        mine = run_folders.asleep(run.path.resolve())
         run.write_json("heartbeat", {"doing": "update", "pid": mine.pid})
         assert supervise.beating(run) == mine.pid
         mine.kill()
@@ -413,8 +414,7 @@ def test_a_rank_is_read_from_the_name_of_its_heartbeat(tmp_path, names, ranks):
 
 def test_a_stop_reaches_every_rank_that_has_begun(tmp_path):
     run = create(tmp_path / "run", Recipe(path="cpu"))
-    sleeping = [sys.executable, "-c", "import time; time.sleep(60)", str(run.path.resolve())]
-    workers = [subprocess.Popen(sleeping) for _ in range(2)]
+    workers = [run_folders.asleep(run.path.resolve()) for _ in range(2)]
     try:
         for name, worker in zip(("heartbeat", "heartbeat-2"), workers, strict=True):
             run.write_json(name, {"doing": "loading", "pid": worker.pid})
