@@ -167,6 +167,6 @@ class Progress:
         step = int(self._last.get("step") or 0)
         return Group(
             Text(f"{Doing.told(self._beat)}  ({duration(time.monotonic() - self._began)})"),
-            ProgressBar(total=self.steps, completed=step, width=60),
             Text(summary(self._last, self.steps) if self._last else ""),
+            ProgressBar(total=self.steps, completed=step, width=60),  # last: rich ends no line after a bar
         )

@@ -1,6 +1,7 @@
 """What the user sees of a run while it goes on, read from its files."""
 
 import io
+import re
 
 import pytest
 import run_folders
@@ -81,3 +82,23 @@ def test_a_step_is_one_line(run):
         append_line(run.metrics_file, step)
         display.look()
     assert out.getvalue() == "step 1/3  reward 0.500  840 tok/s  1.2 GiB  20s left\n"
+
+
+class Terminal(io.StringIO):
+    """A terminal of 80 columns."""
+
+    def isatty(self):
+        return True
+
+
+def test_on_a_terminal_a_step_has_a_line_of_its_own(run, monkeypatch):
+    """Beside the bar, 80 columns would cut it off after the reward's first digit."""
+    monkeypatch.setenv("COLUMNS", "80")
+    out = Terminal()
+    with Progress(run, 50, out) as display:
+        step = {"step": 12, "reward": 0.5, "tokens_per_s": 840.2, "memory_gib": 1.23, "seconds": 60.0}
+        append_line(run.metrics_file, step)
+        display.look()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    told = "step 12/50  reward 0.500  840 tok/s  1.2 GiB  3m 10s left"
+    assert told in [line.strip() for line in re.split(r"[\r\n]+", shown)]
