@@ -11,6 +11,7 @@ def libraries() -> None:
     """Silence what says nothing about this run: bars, deprecations inside libraries, optional kernels that are not there."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl|peft|torch)\..*")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read once, at tqdm's import: the bar over a GGUF file's tensors
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):  # about optional kernels, at every import
         logging.getLogger(name).setLevel(logging.ERROR)

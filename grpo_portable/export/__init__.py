@@ -90,9 +90,11 @@ def _load(run: RunFolder, recipe: Recipe, base: str | None) -> _Loaded:
     source = base or recipe.model
     if reach.require(source):
         reach.stay_offline()
-    from grpo_portable import policy, quiet
+    from grpo_portable import quiet
 
-    quiet.libraries()
+    quiet.libraries()  # before anything imports them
+    from grpo_portable import policy
+
     stored = policy.stored_dtype(source)
     loaded = policy.load(source, dtype=stored)
     if recipe.lora_rank:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +174,16 @@ def whole(base: Path, tmp_path_factory: pytest.TempPathFactory) -> run.RunFolder
 
 
 # --- the whole way
+
+
+def test_bars_of_libraries_are_off_when_an_export_loads_its_model() -> None:
+    """tqdm reads its switch once, so nothing that an export imports before may bring it along."""
+    code = (
+        "from grpo_portable import quiet, reach\nimport grpo_portable.export\nquiet.libraries()\n"
+        "from tqdm.auto import tqdm\nassert list(tqdm([1])) == [1]"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
