@@ -6,6 +6,7 @@ with different held-out data are refused instead of compared. Reads files only; 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -68,16 +69,17 @@ class Comparison:
     def sentence(self) -> str:
         """The verdict in one sentence."""
         strict, a, b = self.strict, self.a.name, self.b.name
-        numbers = (
-            f"{percent(strict['a'])} and {percent(strict['b'])}, {points(strict['delta'])} points, "
-            f"95 % interval {span(strict['interval'], sign=True)}, exact {p_text(strict['p'])}"
+        of_a, of_b = percent(strict["a"]), percent(strict["b"])
+        delta = (
+            f"{points(strict['delta'])} points, 95 % interval {span(strict['interval'], sign=True)}, "
+            f"exact {p_text(strict['p'])}"
         )
         if strict["verdict"] == "not shown to differ":
-            return (
-                f"`{a}` and `{b}` are not shown to differ in strict accuracy on {strict['n']:,} questions ({numbers})."
-            )
+            found = f"are not shown to differ in strict accuracy on {strict['n']:,} questions"
+            return f"`{a}` and `{b}` {found} ({of_a} and {of_b}, {delta})."
         word = "more" if strict["verdict"] == "higher" else "fewer"
-        return f"`{b}` answers {word} of {strict['n']:,} questions rightly than `{a}` ({numbers})."
+        found = f"answers {word} of {strict['n']:,} questions rightly than"
+        return f"`{b}` {found} `{a}` ({of_b} against {of_a}, {delta})."  # in the order of the names
 
     def to_text(self) -> str:
         """The comparison for a terminal of 80 columns, in markdown."""
@@ -268,5 +270,6 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _short(value: Any) -> str:
-    text = " ".join(str(list(value) if isinstance(value, tuple) else value).split())
+    """One line of any value; line ends are seen, since two texts may differ in nothing else."""
+    text = re.sub(r" *\n *", "⏎", str(list(value) if isinstance(value, tuple) else value)) or "empty"
     return text if len(text) <= 60 else text[:59] + "…"

@@ -36,7 +36,7 @@ def test_by_hand(tmp_path):
     assert c.strict["interval"] == pytest.approx(pair.interval, abs=1e-6)
     assert c.strict["p"] == pytest.approx(pair.p, rel=1e-5)
     assert c.sentence().startswith(
-        "`fp8` answers more of 100 questions rightly than `bf16` (45.0 % and 60.0 %, +15.0 points"
+        "`fp8` answers more of 100 questions rightly than `bf16` (60.0 % against 45.0 %, +15.0 points"
     )
 
 
@@ -68,6 +68,14 @@ def test_what_the_runs_did_differently(tmp_path):
     assert (c.a.steps, c.b.steps) == (12, 20)
     assert c.warnings == ()
     assert "note: each side is one training run" in c.to_text()
+
+
+def test_a_difference_that_is_a_line_end_or_nothing_is_seen(tmp_path):
+    told = compare(
+        *two(tmp_path, ["right"] * 20, ["right"] * 20, prompt_template="{question}\n", system_prompt="Be brief.")
+    ).to_text()
+    assert "- prompt_template: {question} → {question}⏎" in told
+    assert "- system_prompt: empty → Be brief." in told
 
 
 def without(run, *keys):
