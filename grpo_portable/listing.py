@@ -34,7 +34,7 @@ class Row:
 
     name: str
     purpose: str
-    fits: bool | None  # None: it could not be judged
+    fits: bool | None  # None: it could not be judged, or the user's own model decides
     path: str | None
     time: str | None
     why: str
@@ -49,6 +49,15 @@ def rows(facts: Facts, can_run: Callable[[Recipe], dict[str, str | None]] | None
 
 def row(entry: catalogue.Entry, facts: Facts, can_run: Callable[[Recipe], dict[str, str | None]] | None) -> Row:
     """The row of one recipe; a recipe that cannot be planned is a no with its reason, never an error."""
+    open_model = False
+
+    def no(why: str, path: str | None = None, time: str | None = None) -> Row:
+        if open_model:  # another model may fit
+            return Row(
+                entry.name, entry.purpose, None, None, None, f"depends on your own --model; {STAND_IN} does not: {why}"
+            )
+        return Row(entry.name, entry.purpose, False, path, time, why)
+
     try:
         recipe = load(entry.file)
         open_model = recipe.model == "auto"
@@ -56,17 +65,15 @@ def row(entry: catalogue.Entry, facts: Facts, can_run: Callable[[Recipe], dict[s
             recipe = replace(recipe, model=STAND_IN)
         settled, diagnosis = planning.plan(recipe, facts, auto=True, can_run=can_run and can_run(recipe))
     except GrpoPortableError as error:
-        return Row(entry.name, entry.purpose, False, None, None, (error.because or error.fact).partition("; ")[0])
-    ledger = settled.ledger
+        return no((error.because or error.fact).partition("; ")[0])
+    path, ledger = settled.recipe.path, settled.ledger
     if ledger is not None and ledger.fits is False:
-        return Row(entry.name, entry.purpose, False, settled.recipe.path, None, ledger.reason)
+        return no(ledger.reason, path)
     step = planning.step_seconds(settled, diagnosis)
-    measured = _measured(entry, settled.recipe.path)
+    measured = _measured(entry, path)
     time = measured or (f"about {duration(step.total_s * recipe.steps)}" if step else None)
     if step and not measured and step.low_s * recipe.steps > TOO_LONG_S:
-        return Row(
-            entry.name, entry.purpose, False, settled.recipe.path, time, f"{settled.recipe.path} has room, but {time}"
-        )
+        return no(f"{path} has room, but {time}", path, time)
     room = "memory unknown"
     if ledger is not None:
         have = f" of {ledger.have_gib:.1f}" if ledger.have_gib is not None else ""
@@ -74,7 +81,7 @@ def row(entry: catalogue.Entry, facts: Facts, can_run: Callable[[Recipe], dict[s
     if open_model:
         room, time = f"with your own --model; {room} for {STAND_IN}", None
     slow = time is not None and not measured and step is not None and step.total_s * recipe.steps > SLOW_S
-    return Row(entry.name, entry.purpose, True, settled.recipe.path, time, room, slow)
+    return Row(entry.name, entry.purpose, True, path, time, room, slow)
 
 
 def text(found: Iterable[Row], machine: str) -> str:

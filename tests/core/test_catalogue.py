@@ -309,6 +309,15 @@ def test_what_has_room_but_would_take_days_is_a_no(monkeypatch: pytest.MonkeyPat
     assert "has room, but about" in refused.why
 
 
+def test_a_recipe_for_a_model_of_ones_own_is_never_a_no() -> None:
+    """Where the model that stands in for it does not fit, a smaller one may."""
+    rows = listing.rows(laptop(), None)
+    own = next(row for row in rows if row.name == "gsm8k-base")
+    assert own.fits is None and "--model" in own.why and listing.STAND_IN in own.why
+    line = next(line for line in listing.text(rows, "x").splitlines() if line.startswith("gsm8k-base"))
+    assert line.split()[1] == "?"
+
+
 def test_listing_is_quick() -> None:
     with spent.at_most(1.5):
         listing.rows(MACHINES["ref-t4-small"], None)
