@@ -37,6 +37,7 @@ AGAIN_S = 1.0  # a second Ctrl-C this soon is the first one's echo: a shell and 
 KILL_LIMIT_S = 30.0  # from SIGKILL until the process is gone
 LOG_TAIL_BYTES = 20_000
 LEAST_ROOM_BYTES = 1 << 20  # below this a worker that could not say why it ended is taken to have filled the disk
+WORKER_MODULES = (b"grpo_portable.ranks", b"grpo_portable.worker")  # words of the command of a worker
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # a file system that has none, as clusters' may be mounted
 MAX_STARTS = 40  # without a step or an answer in between
 CPU_PROCESSES = (
@@ -257,13 +258,31 @@ def beating(run: RunFolder) -> int | None:
     return pid if pid > 1 and _works_on(run, pid) else None
 
 
+def _workers(run: RunFolder) -> list[int]:
+    """The run's worker processes: those that beat and, where the machine tells what runs on it, those that have yet to."""
+    started = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+    return sorted({*_beating(run), *(pid for pid in started if _starts_worker(run, pid))})
+
+
+def _starts_worker(run: RunFolder, pid: int) -> bool:
+    words = _command(pid) or []
+    return os.fsencode(run.path.resolve()) in words and any(word in words for word in WORKER_MODULES)
+
+
 def _works_on(run: RunFolder, pid: int) -> bool:
     """Whether a process is a worker of this run: its number may have gone to another since. True where nothing tells it."""
-    command = Path(f"/proc/{pid}/cmdline")
+    words = _command(pid)
+    return words is None or os.fsencode(run.path.resolve()) in words
+
+
+def _command(pid: int) -> list[bytes] | None:
+    """The words a process was started with; none when it is gone or may not be asked, None where no machine tells them."""
+    if not Path("/proc/self/cmdline").exists():
+        return None
     try:
-        return not command.exists() or os.fsencode(run.path.resolve()) in command.read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
-        return False
+        return []
 
 
 @contextlib.contextmanager
@@ -279,7 +298,7 @@ def alone(run: RunFolder) -> Iterator[None]:
 @contextlib.contextmanager
 def _locked(run: RunFolder) -> Iterator[None]:
     with (run.path / "lock").open("ab+", buffering=0) as lock:
-        working = [f"process {pid}" for pid in _beating(run)]  # whose supervisor was killed; they work on and save
+        working = [f"process {pid}" for pid in _workers(run)]  # whose supervisor was killed; they work on and save
         if holder := _held_by(lock) or ", ".join(working):
             raise RunFolderError(
                 f"`{run.path}` is at work already ({holder})", help="wait for it or end it, then use --resume"

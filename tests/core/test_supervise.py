@@ -395,6 +395,23 @@ def test_a_process_of_another_run_that_has_the_number_now_is_no_worker_of_this_o
         other.wait()
 
 
+def test_a_worker_that_has_given_no_sign_of_life_yet_holds_the_run_when_its_supervisor_is_gone(tmp_path):
+    run, other = (create(tmp_path / name, Recipe(path="cpu")) for name in ("run", "other"))
+    worker = run_folders.asleep("-m", "grpo_portable.worker", run.path.resolve())
+    reader = run_folders.asleep("report", other.path.resolve())
+    try:
+        with pytest.raises(RunFolderError, match=rf"at work already \(process {worker.pid}\)"), supervise.alone(run):
+            pass
+        with supervise.alone(other):  # who reads its folder is no worker
+            pass
+    finally:
+        for process in (worker, reader):
+            process.kill()
+            process.wait()
+    with supervise.alone(run):
+        pass
+
+
 @pytest.mark.parametrize(
     ("names", "ranks"),
     [
