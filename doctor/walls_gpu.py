@@ -24,7 +24,7 @@ FP8_HF_MEASURED: Mapping[tuple[int, int], tuple[tuple[float, float], ...]] = {
 }
 FP8_HF_PAYS = 1.05  # a smaller gain is not worth other numbers
 
-_OTHER_MACHINE = "another machine: `grpo-doctor --what-if all --model MODEL` compares cards"
+_OTHER_MACHINE = Help("For more, another machine; this compares cards", "grpo-doctor --what-if all", "certain")
 _NO_BF16_GFX = re.compile(r"gfx(?:[678]\d\d|90[0-69c])(?!\w)", re.IGNORECASE)
 _FP8_GFX = re.compile(r"gfx(?:94\d|95\d|12\d\d)", re.IGNORECASE)
 _LIST_HOLDERS = {
@@ -50,7 +50,7 @@ def no_card(facts: Facts) -> Wall | None:
         )
     helps = [
         Help("Train a small model on the CPU: the `cpu` path is open wherever torch is installed", None, "certain"),
-        Help(f"For more, {_OTHER_MACHINE}", "grpo-doctor --what-if all", "certain"),
+        _OTHER_MACHINE,
     ]
     if hidden(facts):
         helps.insert(
@@ -82,7 +82,7 @@ def _wrong_maker(facts: Facts, maker: str, code: str, rule: str) -> Wall:
                 None,
                 "certain",
             ),
-            Help(f"For more, {_OTHER_MACHINE}", "grpo-doctor --what-if all", "certain"),
+            _OTHER_MACHINE,
         ),
         "Installing CUDA, vLLM or another torch build",
     )

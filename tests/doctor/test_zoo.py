@@ -65,4 +65,5 @@ def test_what_holds_for_every_machine(case: Case, diagnoses: dict[str, Diagnosis
         assert wall.fact and wall.because and wall.help
         assert "\n" not in wall.fact and not wall.fact.endswith(".")
         assert all(h.confidence in ("certain", "likely", "try") for h in wall.help)
+        assert not any(h.command and h.command in h.text for h in wall.help), "a command is given once"
     assert json.loads(json.dumps(diagnosis_to_json(d)))["schema"] == 1
