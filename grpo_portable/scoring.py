@@ -167,7 +167,9 @@ def share(stages: Mapping[str, Answers]) -> Shared:
     notes = []
     if any(len(found) != len(common) for found in stages.values()):
         sizes = ", ".join(f"{stage} {len(found)}" for stage, found in stages.items())
-        notes.append(f"not every question was answered by all ({sizes}): the {len(common)} answered by all are counted")
+        notes.append(
+            f"not every question was answered by all ({sizes}): only the {len(common)} answered by all can count"
+        )
     if len(same) < len(common):
         notes.append(f"{len(common) - len(same)} ids stand for different questions or golds and are left out")
     return Shared(tuple(same), tuple(notes))
