@@ -164,12 +164,15 @@ def create(path: Path, recipe: Recipe, header: str = "") -> RunFolder:
     """
     places: dict[str, Any] = {key: shortened(str(getattr(recipe, key))) for key in PLACES}
     recipe = replace(recipe, **places)
-    if (path / "recipe.yaml").exists():
-        raise RunFolderError(f"`{path}` already holds a run", help="continue it with --resume, or choose another --out")
     try:
-        (path / "generations").mkdir(parents=True, exist_ok=True)
-        write_atomically(path / "recipe.yaml", to_yaml(recipe, header))
+        path.mkdir(parents=True, exist_ok=True)
+        _write_new(path / "recipe.yaml", to_yaml(recipe, header))
+        (path / "generations").mkdir(exist_ok=True)
     except OSError as error:
+        if isinstance(error, FileExistsError) and (path / "recipe.yaml").exists():
+            raise RunFolderError(
+                f"`{path}` already holds a run", help="continue it with --resume, or choose another --out"
+            ) from None
         raise RunFolderError(
             f"`{path}` cannot be written", because=error.strerror or str(error), help="choose another --out"
         ) from error
@@ -203,6 +206,18 @@ def write_atomically(file: Path, text: str, *, sync: bool = True) -> None:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)  # on a full disk it would keep the room that is missing
         raise
+
+
+def _write_new(file: Path, text: str) -> None:
+    """Write a file that must not be there yet, of several processes at once by one alone. FileExistsError to the others."""
+    with file.open("x", encoding="utf-8", errors="backslashreplace") as out:
+        try:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        except OSError:
+            file.unlink(missing_ok=True)  # on a full disk: a part of it would pass for a run
+            raise
 
 
 def append_line(file: Path, record: Mapping[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 import gzip
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -15,6 +17,30 @@ def test_a_folder_with_a_run_is_refused(tmp_path):
     with pytest.raises(RunFolderError) as caught:
         create(tmp_path / "run", Recipe())
     assert "--resume" in caught.value.lines()[1]
+
+
+def test_of_several_that_begin_in_one_folder_at_once_one_has_it(tmp_path):
+    script = (
+        "import sys, pathlib; from grpo_portable import run, recipe; from grpo_portable.errors import RunFolderError\n"
+        "made = recipe.Recipe(seed=int(sys.argv[2]))\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "try: run.create(pathlib.Path(sys.argv[1]), made); print('mine')\n"
+        "except RunFolderError as error: print(error)\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    began = [
+        subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run"), str(seed)], **pipes)
+        for seed in (1, 2, 3)
+    ]
+    for process in began:
+        assert process.stdout.readline() == "ready\n"
+    for process in began:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    told = [process.communicate(timeout=60)[0].strip() for process in began]
+    assert sum(line == "mine" for line in told) == 1
+    assert sum("already holds a run" in line for line in told) == 2
+    assert open_run(tmp_path / "run").recipe().seed == told.index("mine") + 1
 
 
 def test_a_folder_without_a_run_cannot_be_opened(tmp_path):
