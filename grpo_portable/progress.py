@@ -1,7 +1,7 @@
 """Shows a run while it goes on, from its files alone: a live display on a terminal, plain lines elsewhere.
 
-Reads metrics.jsonl, the heartbeat that the worker writes, and the answers of a stage once it is over; knows nothing of
-processes.
+Reads metrics.jsonl, events.jsonl, the heartbeat that the worker writes, and the answers of a stage once it is over; knows
+nothing of processes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -52,7 +53,7 @@ class Progress:
 
     def __init__(self, run: RunFolder, steps: int, out: TextIO | None = None) -> None:
         self.run, self.steps, self.out = run, steps, out or sys.stderr
-        self._read_bytes = run.metrics_file.stat().st_size if run.metrics_file.exists() else 0
+        self._metrics, self._events = _Tail(run.metrics_file), _Tail(run.events_file)
         made = [m for m in read_lines(run.metrics_file) if isinstance(m.get("step"), int)]
         self._beat: dict[str, Any] = {}
         self._last = made[-1] if made else {}
@@ -79,12 +80,12 @@ class Progress:
                 self._live.__exit__(kind, error, trace)
 
     def look(self) -> None:
-        """Show what is new: steps that were made, and what the worker does now."""
-        beat, new = (
-            self._heartbeat(),
-            self._new_metrics(),
-        )  # in this order: what was made before the beat is among the new
-        for metrics in new:
+        """Show what is new: rows that were left out, steps that were made, and what the worker does now."""
+        beat = self._heartbeat()  # first: what was made before the beat is among the new
+        for event in self._events.new():
+            if event.get("kind") == "data":  # of other kinds the supervisor or the report tells
+                self.say(f"note: {event.get('message')}")
+        for metrics in self._metrics.new():
             self._last = metrics
             self._say(summary(metrics, self.steps))
         now = Doing.told(beat)
@@ -141,24 +142,6 @@ class Progress:
             return {}
         return beat if isinstance(beat, dict) else {}
 
-    def _new_metrics(self) -> list[dict[str, Any]]:
-        if not self.run.metrics_file.exists():
-            return []
-        with self.run.metrics_file.open("rb") as file:
-            file.seek(0, 2)
-            if file.tell() < self._read_bytes:  # cut back by a resume
-                self._read_bytes = 0
-            file.seek(self._read_bytes)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._read_bytes += len(whole) + len(newline)
-        records = []
-        for line in whole.splitlines():
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                continue
-        return [r for r in records if isinstance(r, dict)]
-
     def _panel(self) -> Any:
         from rich.console import Group
         from rich.progress_bar import ProgressBar
@@ -170,3 +153,27 @@ class Progress:
             Text(summary(self._last, self.steps) if self._last else ""),
             ProgressBar(total=self.steps, completed=step, width=60),  # last: rich ends no line after a bar
         )
+
+
+class _Tail:
+    """A file of JSON lines; `new` returns the records that were added since it was last asked, whole lines only."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._read_bytes = file.stat().st_size if file.exists() else 0
+
+    def new(self) -> list[dict[str, Any]]:
+        if not self.file.exists():
+            return []
+        with self.file.open("rb") as file:
+            file.seek(0, 2)
+            if file.tell() < self._read_bytes:  # cut back by a resume
+                self._read_bytes = 0
+            file.seek(self._read_bytes)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._read_bytes += len(whole) + len(newline)
+        records = []
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):
+                records.append(json.loads(line))
+        return [r for r in records if isinstance(r, dict)]

@@ -129,7 +129,8 @@ def data_used(run: RunFolder, recipe: Recipe, part: str, loaded: data.Loaded, fi
     note(run, data=known)
     if loaded.skipped:
         first = "; ".join(f"row {row}: {reason}" for row, reason in loaded.skipped[:3])
-        message = f"{len(loaded.skipped)} rows of {name} ({split}) cannot be used and were left out: {first}"
+        rows = f"{len(loaded.skipped):,} of {loaded.total:,} rows of {name} ({split})"
+        message = f"{rows} cannot be used and were left out: {first}"
         tell_once(run, "data", message, rows=[row for row, _ in loaded.skipped[:100]])
 
 

@@ -75,6 +75,18 @@ def test_a_step_is_told_before_what_came_after_it(run):
     assert told == ["step 3/3", "evaluating tuned, 0/8"]
 
 
+def test_rows_that_were_left_out_are_told_at_once_and_not_again_on_resume(run):
+    run.event("data", "1 of 2 rows of q.jsonl (train) cannot be used")
+    run.event("resume", "the run goes on")
+    out = io.StringIO()
+    with Progress(run, 3, out) as display:
+        run.event("data", "3 of 9 rows of more.jsonl (test) cannot be used")
+        run.event("saved", "after step 2")
+        display.look()
+        display.look()
+    assert out.getvalue() == "note: 3 of 9 rows of more.jsonl (test) cannot be used\n"
+
+
 def test_a_step_is_one_line(run):
     out = io.StringIO()
     with Progress(run, 3, out) as display:
