@@ -20,6 +20,7 @@ import gzip
 import json
 import os
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import takewhile
@@ -235,16 +236,20 @@ def append_line(file: Path, record: Mapping[str, Any]) -> None:
 def read_lines(file: Path) -> Iterator[dict[str, Any]]:
     """The whole records of a JSONL file, in order; torn lines are passed over; nothing when the file is not there.
 
-    A published run keeps its answers compressed: where there is no `file`, `file`.gz is read.
+    A published run keeps its answers compressed: where there is no `file`, `file`.gz is read. RunFolderError for a torn one,
+    of which no crash of a run is the cause.
     """
     packed = file.with_name(file.name + ".gz")
     if not file.exists() and not packed.exists():
         return
-    with file.open("rb") if file.exists() else gzip.open(packed, "rb") as lines:
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                yield record
+    try:
+        with file.open("rb") if file.exists() else gzip.open(packed, "rb") as lines:
+            for line in lines:
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(record, dict):
+                    yield record
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise RunFolderError(f"`{packed}` cannot be read", because=str(error), help="put it back as it was") from error

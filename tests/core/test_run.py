@@ -69,6 +69,16 @@ def test_published_answers_are_read_compressed(tmp_path):
     assert [r["id"] for r in read_lines(tmp_path / "base.jsonl")] == ["1", "2"]
 
 
+@pytest.mark.parametrize("damage", ["cut", "flipped", "no gzip"])
+def test_torn_compressed_answers_are_one_clear_error(tmp_path, damage):
+    packed = bytearray(gzip.compress(b"".join(b'{"id": "%d"}\n' % i for i in range(100))))
+    packed[-8] ^= 1  # of the checksum
+    whole = {"cut": packed[:-12], "flipped": packed, "no gzip": b"version https://git-lfs.github.com/spec/v1\n"}
+    (tmp_path / "base.jsonl.gz").write_bytes(whole[damage])
+    with pytest.raises(RunFolderError, match=r"base\.jsonl\.gz` cannot be read"):
+        list(read_lines(tmp_path / "base.jsonl"))
+
+
 def test_a_json_file_is_replaced_whole(tmp_path, monkeypatch):
     file = tmp_path / "run.json"
     write_atomically(file, "old")
