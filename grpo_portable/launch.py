@@ -19,7 +19,7 @@ from typing import Any
 
 from doctor.diagnosis import About, Diagnosis, Reason, diagnosis_to_json
 from doctor.facts import Facts, facts_to_json
-from grpo_portable import announce, catalogue, edited, planning, reach, saved, supervise
+from grpo_portable import announce, catalogue, edited, planning, questions, reach, saved, supervise
 from grpo_portable import run as run_folder
 from grpo_portable.errors import (
     DataError,
@@ -281,6 +281,8 @@ def _refusal(recipe: Recipe) -> GrpoPortableError | None:
     try:
         _need_training_stack(recipe.model)
         within_reach(recipe)
+        if all(reach.is_there(source) for source in _sources(recipe)):  # read in a moment; a hub's may be gigabytes
+            questions.gather(recipe, train=True)
     except GrpoPortableError as error:
         return error
     return None
@@ -288,9 +290,14 @@ def _refusal(recipe: Recipe) -> GrpoPortableError | None:
 
 def within_reach(recipe: Recipe, *, trains: bool = True) -> str | None:
     """ModelError or DataError, in seconds, for what is neither here nor to be had; else what `reach.require` returns."""
+    return reach.require(recipe.model, _sources(recipe, trains=trains))
+
+
+def _sources(recipe: Recipe, *, trains: bool = True) -> tuple[str, ...]:
+    """Where the questions of a run come from, each once."""
     wanted = [recipe.eval_data, recipe.bootstrap_data if recipe.bootstrap_epochs else ""]
     wanted += [recipe.data] if trains or recipe.few_shot else []
-    return reach.require(recipe.model, tuple(dict.fromkeys(s for s in wanted if s not in ("", "auto"))))
+    return tuple(dict.fromkeys(s for s in wanted if s not in ("", "auto")))
 
 
 def _probe() -> Facts:

@@ -129,6 +129,31 @@ def test_a_dry_run_says_what_a_start_would_be_refused_for_and_is_silent_of_anoth
     assert plan.startswith("plan\n") and "no_such_package not installed" in refused and "help: `grpo-doctor" in refused
 
 
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"question": "q", "answer": "4"}, "also stand in the training data"),
+        ({"q": "?", "a": "4"}, "no question column"),
+    ],
+)
+def test_a_dry_run_reads_questions_that_lie_here(tmp_path, row, words):
+    rows(tmp_path / "q.jsonl", [row] * 3)
+    asked = [
+        "train",
+        "arithmetic-embedded",
+        "--auto",
+        "--path",
+        "cpu",
+        "--data",
+        "q.jsonl",
+        "--set",
+        "eval_data=q.jsonl",
+    ]
+    done = run(*asked, "--dry-run", cwd=tmp_path)
+    plan, _, refused = done.stdout.partition("it would not start now\n")
+    assert done.returncode == 0 and plan.startswith("plan\n") and words in " ".join(refused.split())
+
+
 def test_data_that_cannot_be_used_is_told_by_the_worker_in_two_lines(tmp_path):
     """Of all that test_data knows, one."""
     rows(tmp_path / "q.jsonl", [{"question": "q", "answer": "no number"}] * 3)
