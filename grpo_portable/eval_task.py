@@ -63,7 +63,7 @@ def eval_task(
         what = "prompt and limits" + ("" if data else ", questions") + ("" if model else ", model")
         told = f"{what}: those of the run `{of_run.parent.name}`"
     elif model is None:
-        raise UsageError("no model is named", help="--model, or --adapter RUN/adapter of a run's own folder")
+        raise UsageError("no model is named", help="name one with --model, or the adapter of a run with --adapter RUN")
     named = {"model": model, "eval_data": data}
     overrides = [*(OF_THIS_MACHINE if of_run else ()), *settings]
     overrides += [f"{key}={value}" for key, value in named.items() if value is not None]

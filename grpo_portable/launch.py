@@ -88,9 +88,10 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: 
     """
     folder = run_folder.open_run(out or _newest(trains=True))
     if _was_finished(folder):
-        steps = folder.recipe().steps
-        longer = f"grpo-portable train {folder.recipe_file} --set steps={2 * steps} --out NEW"
-        _say(f"its {steps} steps are made; to train longer begin a new run: {longer}")
+        if _trains(folder.path):
+            steps = folder.recipe().steps
+            longer = f"grpo-portable train {folder.recipe_file} --set steps={2 * steps} --out NEW"
+            _say(f"its {steps} steps are made; to train longer begin a new run: {longer}")
         return
     _may_start(folder.recipe())
     _say(f"run folder: {folder.path}\n")

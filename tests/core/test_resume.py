@@ -148,6 +148,14 @@ def test_a_finished_run_says_so_with_its_report_and_how_to_train_longer(finished
     assert (finished.path / "report.md").exists()
 
 
+def test_of_a_finished_evaluation_no_steps_are_told(finished, monkeypatch, capsys):
+    finished.write_json("task.json", {"only": "evaluate", "adapter": str(finished.adapter), "base_too": True})
+    works(monkeypatch)
+    launch.resume(finished.path, fallback=True)
+    told = capsys.readouterr().out
+    assert "this run is finished" in told and "steps" not in told
+
+
 def cut(file):
     file.write_bytes(file.read_bytes()[:-20])
 
