@@ -61,7 +61,7 @@ def supervise(run: RunFolder, *, fallback: bool = True, limits: Limits | None = 
 
     The GPUs are those of plan.json, or what the ladder left of them.
     """
-    with alone(run), _stops_are_interrupts(run):
+    with _stops_are_interrupts(run), alone(run):  # in this order: looking for other workers takes a moment
         edited.take_over(run, made=any(_made(run)))
         _climb_down(run, fallback, limits or Limits())
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import run_folders
@@ -345,6 +346,19 @@ def test_a_stop_in_the_moment_of_a_start_leaves_no_worker_behind(start, monkeypa
     assert [e["kind"] for e in read_lines(start.run.events_file)] == ["interrupted"]
 
 
+def test_ctrl_c_before_a_worker_is_begun_says_how_to_go_on(start, monkeypatch):
+    """Looking for workers that others left in the folder takes a moment."""
+
+    def look(run):
+        os.kill(os.getpid(), signal.SIGINT)
+        return []
+
+    monkeypatch.setattr(supervise, "_workers", look)
+    with pytest.raises(Interrupted) as told:
+        start("done:")
+    assert f"--resume --out {start.run.path}" in told.value.help
+
+
 def stopped(process):
     """(seconds until it was gone, what it said)."""
     began = time.monotonic()
@@ -393,6 +407,28 @@ def test_a_process_of_another_run_that_has_the_number_now_is_no_worker_of_this_o
     finally:
         other.kill()
         other.wait()
+
+
+@pytest.mark.parametrize("pid", [None, 0, -1, 10**30, float("inf"), "x", [1], {"a": 1}], ids=str)
+def test_a_heartbeat_with_no_processs_number_names_no_worker(tmp_path, pid):
+    run = create(tmp_path / "run", Recipe(path="cpu"))
+    run.heartbeat_file.write_text(json.dumps({"pid": pid}))
+    assert supervise.beating(run) is None
+
+
+@pytest.mark.parametrize(("pauses", "silent"), [([4000.0], None), ([1.0] * 30, 0)], ids=["one pause", "many looks"])
+def test_the_time_in_which_the_supervisor_was_stopped_itself_is_no_silence(tmp_path, monkeypatch, pauses, silent):
+    run = create(tmp_path / "run", Recipe(path="cpu", steps=1))
+    run.heartbeat(Phase.UPDATE, "update of step 1")
+    clock, left = [0.0], list(pauses)
+    ended = SimpleNamespace(poll=lambda: None if left else 0)
+    monkeypatch.setattr(
+        supervise,
+        "time",
+        SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: clock.append(clock.pop() + left.pop())),
+    )
+    seen = SimpleNamespace(look=lambda: None)
+    assert supervise._watch(ended, run, supervise.Limits(start_s=20, silence_s=20), seen) == silent
 
 
 def test_a_worker_that_has_given_no_sign_of_life_yet_holds_the_run_when_its_supervisor_is_gone(tmp_path):
