@@ -126,7 +126,7 @@ def _was_finished(folder: run_folder.RunFolder) -> bool:
 
 def _lower(folder: run_folder.RunFolder) -> str:
     """What the ladder changed of the settled recipe, `path fp8-vllm → bf16-hf`; empty when the run is on its first rung."""
-    first, now, rung = load(folder.recipe_file), folder.recipe(), folder.read_json("rung.json")
+    first, now, rung = load(folder.recipe_file), folder.recipe(), folder.rung()
     changed = [key for key in rung if hasattr(first, key) and getattr(first, key) != getattr(now, key)]
     told = [f"{key} {getattr(first, key)} → {getattr(now, key)}" for key in changed]
     planned = (folder.read_json("plan.json").get("plan") or {}).get("gpus") or []
@@ -143,9 +143,7 @@ def take(folder: run_folder.RunFolder, gpus: tuple[int, ...]) -> None:
     diagnosis = planning.on_gpus(recipe, facts, gpus)
     answer["plan"] = {**(answer.get("plan") or {}), "gpus": list(diagnosis.plan.gpus)}
     folder.write_json("plan.json", answer)
-    folder.write_json(
-        "rung.json", {k: v for k, v in folder.read_json("rung.json").items() if k not in ("gpus", "processes")}
-    )
+    folder.write_json("rung.json", {k: v for k, v in folder.rung().items() if k not in ("gpus", "processes")})
 
 
 def evaluate(task: EvalTask, *, out: Path | None) -> None:

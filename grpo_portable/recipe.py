@@ -200,12 +200,7 @@ def recipe_from_mapping(raw: Any, origin: str = "recipe") -> Recipe:
         raw = {}
     if not isinstance(raw, Mapping):
         raise RecipeError(f"{origin} holds {type(raw).__name__}, not `key: value` lines")
-    values = {}
-    for key, value in raw.items():
-        if key not in field_types():
-            raise _unknown_key(str(key), origin)
-        values[str(key)] = _typed(str(key), value, origin)
-    recipe = Recipe(**values)
+    recipe = Recipe(**typed({str(key): value for key, value in raw.items()}, origin))
     check(recipe, origin)
     return recipe
 
@@ -274,6 +269,13 @@ def parsed(settings: Iterable[str]) -> dict[str, Any]:
             value = text  # a template's braces and colons are text
         values[key] = _typed(key, text if is_text and not isinstance(value, str) else value, "--set")
     return values
+
+
+def typed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """Values by key, each of its field's type; RecipeError for a key or a value that a recipe cannot have."""
+    if unknown := next((key for key in values if key not in field_types()), None):
+        raise _unknown_key(unknown, origin)
+    return {key: _typed(key, value, origin) for key, value in values.items()}
 
 
 def to_yaml(recipe: Recipe, header: str = "") -> str:

@@ -22,15 +22,15 @@ import os
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from doctor.privacy import clean
-from grpo_portable.errors import RunFolderError
+from grpo_portable.errors import RecipeError, RunFolderError
 from grpo_portable.phase import Doing, Phase
-from grpo_portable.recipe import Recipe, load, to_yaml
+from grpo_portable.recipe import Recipe, field_types, load, to_yaml, typed
 
 SCHEMA = 1
 RECIPE_VALUES = "recipe_values"  # in run.json: what recipe.yaml held when the run was last started
@@ -92,8 +92,22 @@ class RunFolder:
 
     def recipe(self) -> Recipe:
         """What runs now: the settled recipe, with what the current rung of the ladder changed."""
-        known = {f.name for f in fields(Recipe)}  # which GPUs a rung takes is no matter of the recipe
-        return replace(load(self.recipe_file), **{k: v for k, v in self.read_json("rung.json").items() if k in known})
+        of_recipe = {k: v for k, v in self.rung().items() if k not in ("gpus", "processes")}
+        return replace(load(self.recipe_file), **of_recipe)
+
+    def rung(self) -> dict[str, Any]:
+        """What rung.json holds, {} when the run has not begun. RunFolderError for what can be no rung."""
+        found = self.read_json("rung.json")
+        known, gpus, processes = field_types(), found.get("gpus", []), found.get("processes", 1)
+        try:
+            values = typed({key: value for key, value in found.items() if key in known}, "rung.json")
+        except RecipeError as error:
+            raise self._unreadable("rung.json", error.fact) from error
+        if not isinstance(gpus, list) or not all(type(gpu) is int and gpu >= 0 for gpu in gpus):
+            raise self._unreadable("rung.json", f"`gpus` must be a list of numbers, not {gpus!r}")
+        if type(processes) is not int or processes < 1:
+            raise self._unreadable("rung.json", f"`processes` must be a number, not {processes!r}")
+        return {**values, **{key: found[key] for key in ("gpus", "processes") if key in found}}
 
     def read_json(self, name: str) -> dict[str, Any]:
         """The object in a JSON file of the run, {} when it is not there yet. RunFolderError when it cannot be read."""

@@ -32,6 +32,9 @@ from grpo_portable.run import RunFolder, read_lines
 
 START_LIMIT_S = 1200.0  # imports, model load and engine start, before the first heartbeat of a stage
 SILENCE_LIMIT_S = 1800.0  # between two heartbeats; one step of a big model on a slow card takes minutes
+LOOK_LIMIT_S = (
+    5.0  # what counts of the time between two looks: a batch system that suspends a job stops this process as well
+)
 STOP_LIMIT_S = 120.0  # from the wish to stop until the worker has saved and gone
 AGAIN_S = 1.0  # a second Ctrl-C this soon is the first one's echo: a shell and a launcher hand on the same
 KILL_LIMIT_S = 30.0  # from SIGKILL until the process is gone
@@ -68,7 +71,7 @@ def supervise(run: RunFolder, *, fallback: bool = True, limits: Limits | None = 
 
 def _climb_down(run: RunFolder, fallback: bool, limits: Limits) -> None:
     answer, recipe = run.read_json("plan.json"), run.recipe()
-    rung, first = _rung(recipe, answer, run.read_json("rung.json")), _rung(load(run.recipe_file), answer)
+    rung, first = _rung(recipe, answer, run.rung()), _rung(load(run.recipe_file), answer)
     step_size = recipe.prompts_per_step, recipe.group_size
     idle, retries, made = 0, 0, _made(run)
     with Progress(run, run.recipe().steps) as progress:
@@ -197,23 +200,27 @@ def _threads(run: RunFolder, processes: int) -> int:
 
 def _watch(worker: subprocess.Popen[bytes], run: RunFolder, limits: Limits, progress: Progress) -> int | None:
     """Wait for the worker; the rank that was silent for too long, None when all ended by themselves."""
-    started = time.monotonic()
-    last: list[tuple[float, int | None, float]] = [(started, None, limits.start_s)] * processes_of(run)
+    quiet: list[tuple[float, int | None, float]] = [(0.0, None, limits.start_s)] * processes_of(run)
+    looked = time.monotonic()
     while worker.poll() is None:
         progress.look()
-        for rank, (sign, before, limit) in enumerate(last):
+        now = time.monotonic()
+        passed, looked = min(now - looked, LOOK_LIMIT_S), now
+        for rank, (silent, before, limit) in enumerate(quiet):
             beat = _mtime(replace(run, rank=rank).heartbeat_file)
             if beat != before:
-                last[rank] = (time.monotonic(), beat, limits.silence_s)
-            elif time.monotonic() - sign > limit:
+                quiet[rank] = (0.0, beat, limits.silence_s)
+            elif silent + passed > limit:
                 return rank
+            else:
+                quiet[rank] = (silent + passed, before, limit)
         time.sleep(0.1)
     return None
 
 
 def processes_of(run: RunFolder) -> int:
     """How many processes the current rung has."""
-    return int(run.read_json("rung.json").get("processes", 1))
+    return int(run.rung().get("processes", 1))
 
 
 def _stop(worker: subprocess.Popen[bytes], run: RunFolder, limit_s: float) -> None:
@@ -253,7 +260,7 @@ def beating(run: RunFolder) -> int | None:
     try:
         pid = int(run.read_json(run.heartbeat_file.name).get("pid") or 0)
         os.kill(pid, 0) if pid > 1 else None
-    except (GrpoPortableError, ValueError, OSError):
+    except (GrpoPortableError, TypeError, ValueError, OverflowError, OSError):
         return None
     return pid if pid > 1 and _works_on(run, pid) else None
 

@@ -69,6 +69,33 @@ def test_published_answers_are_read_compressed(tmp_path):
     assert [r["id"] for r in read_lines(tmp_path / "base.jsonl")] == ["1", "2"]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"path": "bf16-hg"},
+        {"path": None},
+        {"micro_batch": "four"},
+        {"rollout_rows": 0},
+        {"backend": ["plain"]},
+        {"gpus": True},
+        {"gpus": ["0"]},
+        {"processes": 0},
+        {"processes": "two"},
+    ],
+    ids=str,
+)
+def test_a_rung_that_can_be_none_is_one_clear_error(tmp_path, damage):
+    run = create(tmp_path / "run", Recipe(path="bf16-hf", micro_batch=8, rollout_rows=64))
+    rung = {"path": "qlora-hf", "micro_batch": 4, "rollout_rows": 64, "backend": "plain", "gpus": [0], "processes": 1}
+    run.write_json("rung.json", {**rung, "of_another_version": 1})
+    assert run.rung() == rung and run.recipe().path == "qlora-hf"
+    run.write_json("rung.json", {**rung, **damage})
+    for read in (run.rung, run.recipe):
+        with pytest.raises(RunFolderError, match=r"`rung\.json` in run .* cannot be read") as caught:
+            read()
+        assert "remove it and use --resume" in caught.value.lines()[1]
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "no gzip"])
 def test_torn_compressed_answers_are_one_clear_error(tmp_path, damage):
     packed = bytearray(gzip.compress(b"".join(b'{"id": "%d"}\n' % i for i in range(100))))

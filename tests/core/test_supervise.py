@@ -416,7 +416,9 @@ def test_a_heartbeat_with_no_processs_number_names_no_worker(tmp_path, pid):
     assert supervise.beating(run) is None
 
 
-@pytest.mark.parametrize(("pauses", "silent"), [([4000.0], None), ([1.0] * 30, 0)], ids=["one pause", "many looks"])
+@pytest.mark.parametrize(
+    ("pauses", "silent"), [([0.1, 4000.0, 0.1], None), ([1.0] * 30, 0)], ids=["one pause", "many looks"]
+)
 def test_the_time_in_which_the_supervisor_was_stopped_itself_is_no_silence(tmp_path, monkeypatch, pauses, silent):
     run = create(tmp_path / "run", Recipe(path="cpu", steps=1))
     run.heartbeat(Phase.UPDATE, "update of step 1")
