@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from grpo_portable.errors import GrpoPortableError, RunFolderError, UsageError
+from grpo_portable.errors import GrpoPortableError, PathClosed, RunFolderError, UsageError
 
 app = typer.Typer(
     name="grpo-portable",
@@ -292,6 +292,18 @@ def _root(
     pass
 
 
+def _not_installed(error: ModuleNotFoundError) -> PathClosed | None:
+    """What to tell of a package that an export or a measurement needs; None where the module is our own."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "grpo_portable", "grpo_portable_recipes", "doctor"):
+        return None
+    return PathClosed(
+        f"{package} is not installed",
+        because="the base install is only the doctor, so that the right torch can be chosen first",
+        help="`grpo-doctor --install-plan` prints the commands for this machine",
+    )
+
+
 def _where_commands_lie(error: GrpoPortableError) -> list[str]:
     """How the commands that an error's help names come onto PATH, where this one was started by the path of its file."""
     folder = Path(sys.argv[0]).parent
@@ -309,6 +321,10 @@ def main(arguments: list[str] | None = None) -> Any:
             if not error.filename:
                 raise
             raise RunFolderError(f"`{error.filename}` cannot be used", because=error.strerror) from error
+        except ModuleNotFoundError as error:
+            if told := _not_installed(error):
+                raise told from error
+            raise
     except GrpoPortableError as error:
         for line in [*error.lines(), *_where_commands_lie(error)]:
             print(line, file=sys.stderr)

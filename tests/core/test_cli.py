@@ -67,6 +67,24 @@ def test_mistakes_are_told_in_a_few_lines(tmp_path, monkeypatch, capsys, argumen
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_package_that_only_an_export_or_a_bench_needs_is_told_in_three_lines(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "grpo_portable.bench", raising=False)
+    monkeypatch.delattr("grpo_portable.bench", raising=False)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "rollout", "--shape", "qwen3-4b"])
+    told = capsys.readouterr().err
+    assert ended.value.code == 1 and told.startswith("error: numpy is not installed, because")
+    assert "grpo-doctor --install-plan" in told and len(told.splitlines()) <= 3
+
+
+def test_a_module_of_ours_that_is_gone_is_no_missing_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "grpo_portable.bench", None)
+    monkeypatch.delattr("grpo_portable.bench", raising=False)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["bench", "rollout"])
+
+
 def test_training_never_goes_on_with_an_evaluation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for age, (name, task) in enumerate({"older": None, "trained": None, "eval-1": {"only": "evaluate"}}.items()):
