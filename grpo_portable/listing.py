@@ -54,7 +54,7 @@ def row(entry: catalogue.Entry, facts: Facts, can_run: Callable[[Recipe], dict[s
     def no(why: str, path: str | None = None, time: str | None = None) -> Row:
         if open_model:  # another model may fit
             return Row(
-                entry.name, entry.purpose, None, None, None, f"depends on your own --model; {STAND_IN} does not: {why}"
+                entry.name, entry.purpose, None, None, None, f"depends on your own --model; not for {STAND_IN}: {why}"
             )
         return Row(entry.name, entry.purpose, False, path, time, why)
 
