@@ -263,7 +263,7 @@ def recipes(
         typer.echo(catalogue.find(name).read_text(encoding="utf-8"), nl=False)
     else:
         catalogue.copy_out(name, copy)
-        typer.echo(f"wrote {copy}; run it with: grpo-portable train {copy}")
+        typer.echo(f"wrote {copy}; run it with: grpo-portable train {copy} --auto")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)

@@ -262,6 +262,8 @@ def test_a_run_can_be_repeated_from_its_own_recipe_and_its_folder_is_kept(tmp_pa
 def test_a_recipe_can_be_copied_out_and_nothing_is_overwritten(tmp_path):
     done = run("recipes", "arithmetic-embedded", "--copy", "mine.yaml", cwd=tmp_path)
     assert done.returncode == 0 and load(tmp_path / "mine.yaml").model == "embedded"
+    planned = run(*done.stdout.partition("grpo-portable ")[2].split(), "--dry-run", cwd=tmp_path)
+    assert planned.returncode == 0 and planned.stdout.startswith("plan\n"), planned.stderr
     again = run("recipes", "arithmetic-embedded", "--copy", "mine.yaml", cwd=tmp_path)
     assert again.returncode == 2 and "exists already" in again.stderr
 
