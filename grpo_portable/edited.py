@@ -35,7 +35,7 @@ def take_over(run: RunFolder, *, made: bool) -> None:
         raise RunFolderError(
             f"recipe.yaml in run `{run.path}` was changed: {_told({key: changed[key] for key in held})}",
             because="the training is done" if held == ["steps"] else "what the run has made so far was made as it was",
-            help=f"put it back, or begin a new run with it: grpo-portable train {run.recipe_file} --out NEW",
+            help=f"put it back, or begin a new run with it: grpo-portable train {run.word}/recipe.yaml --out NEW",
         )
     if changed:
         run.event("resume", f"recipe.yaml was changed: {_told(changed)}")

@@ -90,7 +90,7 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: 
     if _was_finished(folder):
         if _trains(folder.path):
             steps = folder.recipe().steps
-            longer = f"grpo-portable train {folder.recipe_file} --set steps={2 * steps} --out NEW"
+            longer = f"grpo-portable train {folder.word}/recipe.yaml --set steps={2 * steps} --out NEW"
             _say(f"its {steps} steps are made; to train longer begin a new run: {longer}")
         return
     _may_start(folder.recipe())
@@ -157,7 +157,7 @@ def evaluate(task: EvalTask, *, out: Path | None) -> None:
     _say(f"run folder: {folder.path}\n")
     finish(folder, fallback=True)
     if task.adapter and not task.base_too:
-        _say(f"the delta against the base: grpo-portable eval --resume --out {folder.path} --base-too")
+        _say(f"the delta against the base: grpo-portable eval --resume --out {folder.word} --base-too")
 
 
 def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
@@ -228,7 +228,7 @@ def saved_facts(file: str) -> Facts:
 
     try:
         return facts_from_json(json.loads(Path(file).read_text(encoding="utf-8")))
-    except (OSError, ValueError, FactsError) as error:
+    except (OSError, ValueError, RecursionError, FactsError) as error:
         raise UsageError(f"facts file `{file}` cannot be read", because=str(error)) from error
 
 
@@ -329,7 +329,7 @@ def _conclude(folder: run_folder.RunFolder) -> None:
             file = report.write_report(folder)
     except KeyboardInterrupt:
         raise Interrupted(
-            "the run is done, its report is not written", help=f"write it with: grpo-portable report {folder.path}"
+            "the run is done, its report is not written", help=f"write it with: grpo-portable report {folder.word}"
         ) from None
     _say(report.verdict(folder))
     _say(f"report: {file}")

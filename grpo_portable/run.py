@@ -19,6 +19,7 @@ import contextlib
 import gzip
 import json
 import os
+import shlex
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -46,6 +47,11 @@ class RunFolder:
 
     path: Path
     rank: int = 0
+
+    @property
+    def word(self) -> str:
+        """The folder as one word of a command that a reader can paste."""
+        return shlex.quote(str(self.path))
 
     @property
     def recipe_file(self) -> Path:

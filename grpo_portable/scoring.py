@@ -111,7 +111,7 @@ def require_answers(run: RunFolder) -> None:
     raise RunFolderError(
         f"run `{run.path}` has no answers to score",
         because="generations/ holds none",
-        help=f"they are made by the run: grpo-portable train --resume --out {run.path}",
+        help=f"they are made by the run: grpo-portable train --resume --out {run.word}",
     )
 
 

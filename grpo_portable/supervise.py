@@ -436,8 +436,8 @@ def _tell(run: RunFolder, kind: str, message: str, **more: str) -> None:
 def _resume(run: RunFolder) -> str:
     with contextlib.suppress(GrpoPortableError):
         if run.read_json("task.json").get("only") == "evaluate":
-            return f"grpo-portable eval --resume --out {run.path}"
-    return f"grpo-portable train --resume --out {run.path}"
+            return f"grpo-portable eval --resume --out {run.word}"
+    return f"grpo-portable train --resume --out {run.word}"
 
 
 def _room(run: RunFolder) -> int:

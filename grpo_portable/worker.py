@@ -457,7 +457,7 @@ def _save(session: Session, folder: Path) -> None:
 
 
 def _interrupted(run: RunFolder, fact: str) -> Interrupted:
-    return Interrupted(fact, help=f"go on with: grpo-portable train --resume --out {run.path}")
+    return Interrupted(fact, help=f"go on with: grpo-portable train --resume --out {run.word}")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -81,7 +81,7 @@ def export(
 
 def _require_adapter(run: RunFolder) -> None:
     if fault := adapter_fault(run):
-        help = f"finish it, or have it made again: grpo-portable train --resume --out {run.path}"
+        help = f"finish it, or have it made again: grpo-portable train --resume --out {run.word}"
         raise RunFolderError(f"run `{run.path}` cannot be exported", because=fault, help=help)
 
 

@@ -13,7 +13,7 @@ import run_folders
 
 from grpo_portable import cli, launch
 from grpo_portable import run as run_folder
-from grpo_portable.errors import ModelError
+from grpo_portable.errors import ModelError, UsageError
 from grpo_portable.recipe import Recipe, load, override, to_yaml
 
 ROWS = [{"question": f"What is {a} + 1?", "answer": f"{a} + 1 = {a + 1}\n#### {a + 1}"} for a in range(40)]
@@ -321,3 +321,10 @@ def test_a_help_says_where_its_commands_lie_when_they_are_not_on_the_path(tmp_pa
     on_path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "first:" not in told(capsys, "train")[1]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", "[" * 100_000], ids=["empty", "list", "null", "cut", "deep"])
+def test_what_holds_no_facts_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "facts.json").write_text(text)
+    with pytest.raises(UsageError, match=r"facts file .* cannot be read"):
+        launch.saved_facts(str(tmp_path / "facts.json"))

@@ -2,14 +2,16 @@
 
 import gzip
 import os
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from grpo_portable.errors import RunFolderError
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import append_line, create, open_run, read_lines, write_atomically
+from grpo_portable.run import RunFolder, append_line, create, open_run, read_lines, write_atomically
 
 
 def test_a_folder_with_a_run_is_refused(tmp_path):
@@ -41,6 +43,12 @@ def test_of_several_that_begin_in_one_folder_at_once_one_has_it(tmp_path):
     assert sum(line == "mine" for line in told) == 1
     assert sum("already holds a run" in line for line in told) == 2
     assert open_run(tmp_path / "run").recipe().seed == told.index("mine") + 1
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "it's", 'a "b" $c', "größe;x"])
+def test_a_run_is_one_word_of_the_commands_a_reader_pastes(name):
+    assert shlex.split(f"report {RunFolder(Path(name)).word}/recipe.yaml") == ["report", f"{name}/recipe.yaml"]
+    assert RunFolder(Path("runs/a-1")).word == "runs/a-1"
 
 
 def test_a_folder_without_a_run_cannot_be_opened(tmp_path):
