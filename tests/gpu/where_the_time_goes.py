@@ -90,18 +90,24 @@ def parts(policy: Any, vocab: int, rows: int) -> None:
     engine.close()
 
 
+def seconds(engine: PortableRollout, prompts: list, work: Workload) -> list[float]:
+    """Of six rollouts; sizes that come again are captured in the first ones."""
+    took = []
+    for _ in range(6):
+        begin = time.perf_counter()
+        engine.generate(prompts, 8, Sampling(max_tokens=NEW, seed=0), limits=work.limits())
+        took.append(round(time.perf_counter() - begin, 3))
+    return took
+
+
 def admissions(policy: Any, vocab: int) -> None:
     """The same work with rows handed out once an eighth, a sixteenth or a 32nd of them is free."""
     spread = Workload(prompts=32, shortest=20, rows=64)
     prompts, kept = torch.randint(1, vocab, (32, PROMPT)).tolist(), Schedule._enough
     for share in (8, 16, 32):
         Schedule._enough = lambda self, share=share: max(1, self.capacity // share)
-        engine, took = PortableRollout(policy, None, rows=64, copy="bf16"), []
-        for _ in range(6):
-            begin = time.perf_counter()
-            engine.generate(prompts, 8, Sampling(max_tokens=NEW, seed=0), limits=spread.limits())
-            took.append(time.perf_counter() - begin)
-        print(f"64 rows, handed out once 1/{share} is free: {[round(t, 3) for t in took]} s")
+        engine = PortableRollout(policy, None, rows=64, copy="bf16")
+        print(f"64 rows, handed out once 1/{share} is free: {seconds(engine, prompts, spread)} s")
         engine.close()
     Schedule._enough = kept
 
@@ -111,13 +117,9 @@ def joined(policy: Any, vocab: int) -> None:
     spread = Workload(prompts=32, shortest=20, rows=64)
     prompts = torch.randint(1, vocab, (32, PROMPT)).tolist()
     for joins in (False, True, False, True):
-        engine, took = PortableRollout(policy, None, rows=64, copy="bf16"), []
+        engine = PortableRollout(policy, None, rows=64, copy="bf16")
         engine.run.joins = joins
-        for _ in range(6):
-            begin = time.perf_counter()
-            engine.generate(prompts, 8, Sampling(max_tokens=NEW, seed=0), limits=spread.limits())
-            took.append(time.perf_counter() - begin)
-        print(f"64 rows, prompts {'join steps' if joins else 'on their own'}: {[round(t, 3) for t in took]} s")
+        print(f"64 rows, prompts {'join steps' if joins else 'on their own'}: {seconds(engine, prompts, spread)} s")
         engine.close()
 
 
