@@ -139,10 +139,15 @@ def _out_of_range(facts: Facts) -> Wall | None:
     )
 
 
+def needs_triton(trl: str | None) -> bool:
+    """Whether this release of TRL trains with Triton alone."""
+    found = version(trl)
+    return found is not None and allows(specifiers(">=1.15,<1.16"), found)
+
+
 def _fused_head(facts: Facts) -> Wall | None:
     """TRL 1.15 has its loss in Triton alone; from 1.16 on also in torch (read in both; the first step of 1.15 failed)."""
-    found = version(facts.version("trl"))
-    if found is None or not allows(specifiers(">=1.15,<1.16"), found) or not facts.absent("triton"):
+    if not needs_triton(facts.version("trl")) or not facts.absent("triton"):
         return None
     return Wall(
         "TRL-TRITON",

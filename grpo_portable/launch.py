@@ -19,6 +19,7 @@ from typing import Any
 
 from doctor.diagnosis import About, Diagnosis, Reason, diagnosis_to_json
 from doctor.facts import Facts, facts_to_json
+from doctor.walls_stack import needs_triton
 from grpo_portable import announce, catalogue, edited, planning, questions, reach, saved, supervise
 from grpo_portable import run as run_folder
 from grpo_portable.errors import (
@@ -435,7 +436,7 @@ def _need_training_stack(model: str) -> None:
             because="the base install is only the doctor, so that the right torch can be chosen first",
             help="`grpo-doctor --install-plan` prints the commands for this machine",
         )
-    if metadata.version("trl").startswith("1.15.") and importlib.util.find_spec("triton") is None:
+    if needs_triton(metadata.version("trl")) and importlib.util.find_spec("triton") is None:
         raise PathClosed(
             f"trl {metadata.version('trl')} cannot train here",
             because="its loss is written in Triton, which is not installed",

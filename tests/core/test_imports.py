@@ -95,7 +95,7 @@ LAYERS = {
     "launch": Layer(
         "launch eval_task job nodes",
         "errors recipe run reach data rewards paths report plan supervise",
-        "facts diagnosis plan probes",
+        "facts diagnosis plan probes walls_stack",
     ),
     "bench": Layer(
         "bench bench_policy bench_step bench_side bench_checkpoint bench_memory bench_gpus bench_rank bench_child",
