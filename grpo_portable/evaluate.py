@@ -47,12 +47,13 @@ def evaluate(
 
     The engine must already hold the weights to be asked. Returns how many answers the file holds, and how many are right.
     What the files `known` hold is not asked again. With `turn` (r, n) only every n-th chunk from the r-th on is asked: n
-    processes ask what one would, in the same calls of the engine where there are enough for all of them.
+    processes ask what one would, in the same calls of the engine, so that they get the same answers.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     wanted, (first, every) = max(1, samples), turn
-    size = chunk_size(len(data.questions), wanted, int(recipe.rollout_rows), every)
-    chunks = list(_chunks(data, size))[first::every]
+    # Four times what the engine holds at once, so that it can fill rows that end early. Twice as many would spare a GPU a tenth
+    # of its steps and a CPU nothing, lose twice as much when killed, and leave several processes too few chunks to share.
+    chunks = list(_chunks(data, max(1, 4 * int(recipe.rollout_rows) // wanted)))[first::every]
     found = _known((file, *known))
     asked = {(q.id, k) for chunk in chunks for q, _ in chunk for k in range(wanted)}
     right = sum(correct for key, correct in found.items() if key in asked)
@@ -135,16 +136,6 @@ def answered(question: Question, completion: Completion, prompts: PromptBuilder,
         "finish_reason": completion.finish_reason,
         "marker": answers.has_marker(text, style),
     }
-
-
-def chunk_size(questions: int, answers_each: int, rows: int, processes: int) -> int:
-    """How many questions one call of the engine gets: as many for several processes as for one, so that answers are the same
-    to the bit, unless there are fewer calls than processes. Then each process gets one call of an equal share.
-    """
-    # Four times what the engine holds at once, so that it can fill rows that end early. Twice as many would spare a GPU a tenth
-    # of its steps and a CPU nothing, lose twice as much when killed, and leave several processes fewer chunks to share.
-    size = max(1, 4 * rows // answers_each)
-    return size if size * (processes - 1) < questions else max(1, -(-questions // processes))
 
 
 def _chunks(data: Fitted, size: int) -> Iterator[Sequence[tuple[Question, tuple[int, ...]]]]:

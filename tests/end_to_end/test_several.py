@@ -226,25 +226,6 @@ def test_several_processes_give_the_answers_of_one(alone: Path, together: Path) 
     assert not list((together / "generations").glob(".*"))
 
 
-def test_what_one_call_could_hold_is_shared_and_answered_alike(alone: Path, inputs: Path, tmp_path: Path) -> None:
-    """Eight held-out questions; a call of the engine takes 256."""
-    folder = tmp_path / "run"
-    run.create(folder, recipe(inputs, rollout_rows=64, steps=1))
-
-    def noted(rank: int) -> None:
-        def note(question: Any, *_: Any) -> None:
-            with (tmp_path / str(rank)).open("a") as file:
-                file.write(f"{question.id}\n")
-
-        at_call(evaluate, "answered", 1, note, every=True)
-
-    assert start(folder, 2, noted) == [0, 0], log(folder)
-    first, second = ((tmp_path / rank).read_text().split() for rank in "01")
-    assert first == 2 * [f"test-{i}" for i in range(1, 5)]  # of the base, and of the tuned
-    assert second == 2 * [f"test-{i}" for i in range(5, 9)]
-    assert answers(folder, "base") == answers(alone, "base")
-
-
 def test_a_run_of_several_processes_leaves_the_files_of_one(alone: Path, together: Path) -> None:
     def listed(folder: Path) -> set[str]:
         return {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file() and "heartbeat" not in f.name}
