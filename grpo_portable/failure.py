@@ -19,7 +19,6 @@ from grpo_portable.errors import (
     UsageError,
 )
 from grpo_portable.ladder import COLLECTIVE, DISK, GPU_ERROR, OUT_OF_MEMORY
-from grpo_portable.phase import Doing
 from grpo_portable.processes import here
 from grpo_portable.run import RunFolder
 
@@ -99,7 +98,7 @@ def write(run: RunFolder, error: BaseException) -> str:
         "fact": clean(fact),
         "because": clean(ours.because) if ours and ours.because else None,
         "help": clean(ours.help) if ours and ours.help else None,
-        **_doing(run).record(),
+        **run.doing().record(),
         "traceback_tail": clean(frames[-4000:]),
     }
     if here().count > 1:
@@ -107,9 +106,3 @@ def write(run: RunFolder, error: BaseException) -> str:
     with contextlib.suppress(OSError):  # a line in the worker's log says the kind as well
         run.write_json("failure.json", told)
     return kind
-
-
-def _doing(run: RunFolder) -> Doing:
-    with contextlib.suppress(GrpoPortableError, OSError):
-        return run.doing()
-    return Doing()

@@ -169,8 +169,10 @@ class RunFolder:
         write_atomically(self.heartbeat_file, json.dumps(beat), sync=False)
 
     def doing(self) -> Doing:
-        """What this rank's last heartbeat says. RunFolderError or OSError when it cannot be read."""
-        return Doing.told(self.read_json(self.heartbeat_file.name))
+        """What this rank's last heartbeat says; nothing known when it cannot be read."""
+        with contextlib.suppress(RunFolderError, OSError):
+            return Doing.told(self.read_json(self.heartbeat_file.name))
+        return Doing()
 
     def beat(self) -> None:
         """Renew the last heartbeat: the worker still does what it said."""

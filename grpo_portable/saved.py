@@ -75,7 +75,9 @@ def missing(run: RunFolder) -> tuple[str, ...]:
 
 
 def _trained(run: RunFolder) -> tuple[str, ...]:
-    return ("base", "bootstrap", "tuned") if run.recipe().bootstrap_epochs else ("base", "tuned")
+    """The stages of a run that trains. A bootstrap that is lost once the run is trained is not made again, nor its answers."""
+    lost = is_whole(run.adapter) and not is_whole(run.bootstrapped)
+    return ("base", "bootstrap", "tuned") if run.recipe().bootstrap_epochs and not lost else ("base", "tuned")
 
 
 def _asked(task: Mapping[str, Any]) -> tuple[str, ...]:

@@ -25,7 +25,6 @@ from doctor.privacy import clean
 from doctor.spread import most_sharing
 from grpo_portable import edited, ladder, ranks_command, saved
 from grpo_portable.errors import GrpoPortableError, Interrupted, RecipeError, RunFolderError, UsageError
-from grpo_portable.phase import Doing
 from grpo_portable.progress import Progress
 from grpo_portable.recipe import Recipe, load
 from grpo_portable.run import RunFolder, read_lines
@@ -161,7 +160,7 @@ def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limit
     failure, tail = run.read_json("failure.json"), _tail(log, began)
     hung, rank = silent is not None, silent or 0
     ending = ladder.classify(
-        worker.returncode, failure, tail, _doing(run, rank), hung, processes=processes, silent=rank
+        worker.returncode, failure, tail, replace(run, rank=rank).doing(), hung, processes=processes, silent=rank
     )
     if ending.kind == "done" and (left := saved.missing(run)):
         told = f"the worker ended by itself, without an error, before it was done: {', '.join(left)}"
@@ -459,12 +458,6 @@ def _clean_log(log: Path, began: int) -> None:
 
 def _steps_done(run: RunFolder) -> int:
     return max((step for m in read_lines(run.metrics_file) if isinstance(step := m.get("step"), int)), default=0)
-
-
-def _doing(run: RunFolder, rank: int = 0) -> Doing:
-    with contextlib.suppress(GrpoPortableError):
-        return replace(run, rank=rank).doing()
-    return Doing()
 
 
 def _mtime(file: Path) -> int | None:

@@ -319,8 +319,8 @@ def bootstrap_stage(session: Session) -> None:
         if session.processes.is_main and (step == steps or step % 20 == 0):
             print(f"bootstrap step {step}/{steps} loss {logs['loss']:.4f}", flush=True)
 
-    saved = _newest(run, run.bootstrap_checkpoints, "the bootstrap")
-    with record.stage(run, "bootstrap", saved.step if saved else 0):
+    newest = _newest(run, run.bootstrap_checkpoints, "the bootstrap")
+    with record.stage(run, "bootstrap", newest.step if newest else 0):
         trainer = SftTrainer(
             session.model,
             recipe,
@@ -340,7 +340,7 @@ def bootstrap_stage(session: Session) -> None:
             probe=_format_probe(session) if recipe.bootstrap_probe else None,
             processes=session.processes,
         )
-        taught = trainer.teach(saved)
+        taught = trainer.teach(newest)
         _save(session, run.bootstrapped)
     if session.processes.is_main:
         shutil.rmtree(run.bootstrap_checkpoints, ignore_errors=True)
@@ -381,8 +381,8 @@ def train_stage(session: Session) -> None:
 
     run, recipe, stop = session.run, session.recipe, session.stop
     assert session.train is not None
-    saved = _newest(run, run.checkpoints, "training")
-    with record.stage(run, "train", saved.step if saved else 0):
+    newest = _newest(run, run.checkpoints, "training")
+    with record.stage(run, "train", newest.step if newest else 0):
         run.heartbeat(Phase.TRAINING, "training")
         trainer = GrpoTrainer(
             session.model,
@@ -407,7 +407,7 @@ def train_stage(session: Session) -> None:
         )
         try:
             with stop.deferred():
-                trainer.start(saved)
+                trainer.start(newest)
         except KeyboardInterrupt:
             if session.processes.is_main:
                 trainer.save_now()  # a rollout was dropped; the weights are those of the last whole step
@@ -428,12 +428,12 @@ def train_stage(session: Session) -> None:
 
 def _newest(run: RunFolder, folder: Path, what: str) -> checkpoint.Checkpoint | None:
     """The newest whole checkpoint, told as an event."""
-    saved = checkpoint.newest(
+    newest = checkpoint.newest(
         folder, lambda torn: run.event("resume", f"checkpoint {torn.name} is torn; the one before is used")
     )
-    if saved is not None and here().is_main:
-        run.event("resume", f"{what} goes on from step {saved.step}", step=saved.step)
-    return saved
+    if newest is not None and here().is_main:
+        run.event("resume", f"{what} goes on from step {newest.step}", step=newest.step)
+    return newest
 
 
 def _is_saved(session: Session, folder: Path) -> bool:

@@ -114,7 +114,8 @@ class Decoder:
                 self.seen[torch.tensor(group, device=self.device)] = marks
 
     def share(self, leaders: list[int], lengths: list[int]) -> None:
-        """Row r's first `lengths[r]` keys are those of row `leaders[r]` too, which may be read in their place."""
+        """Row r's first `lengths[r]` keys are those of row `leaders[r]` too, which may be read in their place; in a step that
+        prompts join they must be, since copies are made after it."""
         if (leaders, lengths) != self._sharing:
             self._sharing = (leaders, lengths)
             self.leaders.copy_(torch.tensor(leaders, dtype=torch.int32))

@@ -91,7 +91,7 @@ LAYERS = {
         "errors recipe ladder paths",
         "facts diagnosis readings shapes memory speed speed_cpu spread plan together walls walls_several render",
     ),
-    "supervise": Layer("supervise", "errors phase recipe ladder run", "privacy spread"),
+    "supervise": Layer("supervise", "errors recipe ladder run", "privacy spread"),
     "launch": Layer(
         "launch eval_task job nodes",
         "errors recipe run reach data rewards paths report plan supervise",

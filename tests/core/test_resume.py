@@ -205,6 +205,13 @@ def test_everybody_says_the_same_of_a_run_that_lost_something(finished, harm, mi
             export.export(finished, to="adapter")
 
 
+def test_a_bootstrap_that_is_lost_once_the_run_is_trained_is_not_asked_for(finished):
+    finished.settle(bootstrap_epochs=1.0)  # no folder and no answers of one: the worker passes it over
+    assert saved.missing(finished) == ()
+    shutil.rmtree(finished.adapter)
+    assert "bootstrap has 0 of 300 answers" in saved.missing(finished)
+
+
 @pytest.mark.parametrize(
     "more",
     [
