@@ -247,8 +247,7 @@ class GrpoTrainer(QuickUpdates, Saving, SamplerCorrection, GRPOTrainer):
         return self._buffered_inputs[self._step % accumulation]
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        if not model.training:
-            model.train()  # sets a flag in every module: thousands under an adapter
+        model.train()  # whatever its own flag says: a wrapper of several processes is in training when it is made
         self._tick()
         micro_batch = self._prepare_inputs(inputs)
         idle = self._is_idle(micro_batch)
