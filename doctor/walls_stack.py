@@ -154,7 +154,7 @@ def _fused_head(facts: Facts) -> Wall | None:
         (),
         f"trl {facts.version('trl')} cannot train here: its loss is written in Triton, which is not installed",
         ("packages.triton = absent", "trl 1.15 computes its fused head in Triton alone, 1.16 in torch too"),
-        (Help("Upgrade it", 'pip install "trl>=1.16"', "certain"),),
+        (Help("Upgrade it", 'pip install "trl>=1.16,<1.17"', "certain"),),
         "Another path: all of them train with it",
     )
 

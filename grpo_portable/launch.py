@@ -440,7 +440,7 @@ def _need_training_stack(model: str) -> None:
         raise PathClosed(
             f"trl {metadata.version('trl')} cannot train here",
             because="its loss is written in Triton, which is not installed",
-            help='pip install "trl>=1.16"',
+            help='pip install "trl>=1.16,<1.17"',
         )
     if model.lower().endswith(".gguf") and importlib.util.find_spec("gguf") is None:
         raise ModelError(
