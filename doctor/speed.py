@@ -15,6 +15,7 @@ from doctor import speed_cpu
 from doctor.cards import Card, CardError, find_card
 from doctor.diagnosis import Diagnosis
 from doctor.memory import DEFAULT, Setting, Sizes, kv_bytes_per_token, settle, weight_bytes
+from doctor.readings import cards
 from doctor.shapes import Shape, shape_of
 
 BANDWIDTH_SHARE = 0.85  # of the data sheet's bandwidth, reached by large reads
@@ -72,9 +73,7 @@ def estimate(diagnosis: Diagnosis, sizes: Sizes = DEFAULT) -> StepEstimate | Non
     """Seconds of one step of the plan on a card; None where card or model is not known, and on the CPU."""
     plan = diagnosis.plan
     shape = shape_of(plan.model)
-    gpu = next(
-        (g for n, g in enumerate(diagnosis.facts.gpus or ()) if (n if g.index is None else g.index) in plan.gpus), None
-    )
+    gpu = next((card.gpu for card in cards(diagnosis.facts) or () if card.index in plan.gpus), None)
     if plan.path in (None, "cpu") or shape is None or gpu is None or not gpu.name:
         return None
     try:

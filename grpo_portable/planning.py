@@ -136,7 +136,10 @@ def _with_spread_help(closed: PathClosed, request: _Request, spread: int) -> Pat
 
 def on_gpus(recipe: Recipe, facts: Facts, asked: tuple[int, ...] | None, spread: int = 1) -> Diagnosis:
     """The diagnosis with the GPUs that were asked for in its plan. UsageError for ones that cannot be had together."""
-    return gpus.on_gpus(recipe, diagnose(facts, shape_name(recipe), sizes(recipe, spread=spread)), asked)
+    named = [card for card in cards(facts) or () if asked is None or card.index in asked]
+    seen = replace(facts, gpus=tuple(replace(c.gpu, index=c.index) for c in named)) if named else facts
+    found = diagnose(seen, shape_name(recipe), sizes(recipe, spread=spread))
+    return gpus.on_gpus(recipe, replace(found, facts=facts), asked)
 
 
 def sizes(recipe: Recipe, processes: int = 1, spread: int = 1) -> memory.Sizes:
@@ -174,7 +177,7 @@ def ledger_of(recipe: Recipe, diagnosis: Diagnosis, path: str, spread: int = 1) 
     if shape is None:
         return None
     facts, chosen = diagnosis.facts, diagnosis.plan.gpus
-    free = [card_memory(facts, card)[0] for card in facts.gpus or () if not chosen or card.index in chosen]
+    free = [card_memory(facts, card.gpu)[0] for card in cards(facts) or () if not chosen or card.index in chosen]
     free = free if chosen else free[:1]
     have = system_gib(facts) if path == "cpu" else min((gib for gib in free if gib is not None), default=None)
     asked = sizes(recipe, gpus.processes(diagnosis, path), spread).on(facts)

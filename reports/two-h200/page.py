@@ -81,7 +81,8 @@ def page(
             + " and ".join(f"[{name}]({name}/report.md)" for name in runs)
             + ". Both ran at the same",
             "time and shared a card, so only what they learnt is to be compared, not their seconds.",
-            "The first step on two cards was made in evaluation mode, and its reward is missing in `metrics.jsonl` (mended since).",
+            "The first step on two cards was made in evaluation mode, and its reward is missing in `metrics.jsonl`",
+            "(mended since).",
             "",
             "```",
             compared.strip(),

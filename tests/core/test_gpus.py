@@ -99,6 +99,23 @@ def test_one_of_two_different_cards_can_be_named() -> None:
     assert planned(facts(L4, card("Tesla T4", "7.5", 15.0)), asked=(1,))[1].plan.gpus == (1,)
 
 
+def test_a_named_gpu_is_judged_by_itself() -> None:
+    """An 8 GiB card beside one of 23.5: what has room on the larger one alone is no path of a run on the smaller one."""
+    here = facts(card("NVIDIA GeForce RTX 4090", "8.9", 23.5), card("NVIDIA GeForce RTX 4060", "8.9", 8.0))
+    settled, diagnosis = planned(here, asked=(1,), model="Qwen/Qwen3-4B")
+    assert settled.recipe.path == "qlora-hf" and settled.ledger.fits and diagnosis.plan.gpus == (1,)
+    assert planning.others(settled, diagnosis) is None
+    assert planned(here, asked=(0,), model="Qwen/Qwen3-4B")[0].recipe.path != "qlora-hf"
+
+
+def test_the_room_of_a_gpu_is_not_that_of_another_makers_with_its_number() -> None:
+    display = {**card("AMD Radeon Graphics", "8.9", 0.5), "vendor": "amd", "gfx": "gfx1036", "compute_capability": None}
+    here = facts({**display, "index": 0}, {**card("NVIDIA GeForce RTX 4090", "8.9", 23.5), "index": 0})
+    settled, diagnosis = planned(here, model="Qwen/Qwen3-4B")
+    assert settled.ledger.fits and settled.ledger.have_gib > 20
+    assert planning.step_seconds(settled, diagnosis) is not None
+
+
 def test_unsloth_holds_the_weights_of_one_process() -> None:
     recipe = replace(RECIPE, backend="unsloth")
     taken = gpus.on_gpus(recipe, diagnose(facts(L4, L4), recipe.model), None)
