@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from machine_cases import CU130, OK, card, machine, torch
+from machine_cases import CU130, OK, amd, card, machine, torch
 
 from doctor import memory
 from doctor.diagnosis import About
@@ -109,8 +109,11 @@ def test_a_named_gpu_is_judged_by_itself() -> None:
 
 
 def test_the_room_of_a_gpu_is_not_that_of_another_makers_with_its_number() -> None:
-    display = {**card("AMD Radeon Graphics", "8.9", 0.5), "vendor": "amd", "gfx": "gfx1036", "compute_capability": None}
-    here = facts({**display, "index": 0}, {**card("NVIDIA GeForce RTX 4090", "8.9", 23.5), "index": 0})
+    mine, display = card("NVIDIA GeForce RTX 4090", "8.9", 23.5), amd("AMD Radeon Graphics", "gfx1036", 0.5)
+    raw = machine(display, mine, **torch("2.13.0+cu130", CU130, OK, bitsandbytes="0.50.2"))
+    for found in raw["gpus"]:
+        found["index"] = 0
+    here = facts_from_json(raw)
     settled, diagnosis = planned(here, model="Qwen/Qwen3-4B")
     assert settled.ledger.fits and settled.ledger.have_gib > 20
     assert planning.step_seconds(settled, diagnosis) is not None
