@@ -270,7 +270,7 @@ def _may_start(recipe: Recipe, *, trains: bool = True) -> None:
 
     Where the hub is out of reach and everything is here, the run stays offline and says so.
     """
-    _need_training_stack(recipe.model)
+    _need_training_stack(recipe.model, trains)
     if offline := within_reach(recipe, trains=trains):
         reach.stay_offline()
         _say(f"the hub is out of reach ({offline}): model and data are this machine's own copies")
@@ -427,7 +427,7 @@ def _trains(folder: Path) -> bool:
     return run_folder.open_run(folder).read_json("task.json").get("only") != "evaluate"
 
 
-def _need_training_stack(model: str) -> None:
+def _need_training_stack(model: str, trains: bool = True) -> None:
     """PathClosed when what every path needs is missing or cannot train here, ModelError when this model's file needs more."""
     missing = [name for name in TRAINING_STACK if importlib.util.find_spec(name) is None]
     if missing:
@@ -436,7 +436,7 @@ def _need_training_stack(model: str) -> None:
             because="the base install is only the doctor, so that the right torch can be chosen first",
             help="`grpo-doctor --install-plan` prints the commands for this machine",
         )
-    if needs_triton(metadata.version("trl")) and importlib.util.find_spec("triton") is None:
+    if trains and needs_triton(metadata.version("trl")) and importlib.util.find_spec("triton") is None:
         raise PathClosed(
             f"trl {metadata.version('trl')} cannot train here",
             because="its loss is written in Triton, which is not installed",

@@ -1,5 +1,7 @@
 """The command line: every mistake is one to three lines and an exit code, nothing is lost, and `--auto` says its plan."""
 
+import contextlib
+import importlib.util
 import json
 import os
 import socket
@@ -13,7 +15,7 @@ import run_folders
 
 from grpo_portable import cli, launch
 from grpo_portable import run as run_folder
-from grpo_portable.errors import ModelError, UsageError
+from grpo_portable.errors import ModelError, PathClosed, UsageError
 from grpo_portable.recipe import Recipe, load, override, to_yaml
 
 ROWS = [{"question": f"What is {a} + 1?", "answer": f"{a} + 1 = {a + 1}\n#### {a + 1}"} for a in range(40)]
@@ -328,3 +330,12 @@ def test_what_holds_no_facts_is_one_clear_error(tmp_path: Path, text: str) -> No
     (tmp_path / "facts.json").write_text(text)
     with pytest.raises(UsageError, match=r"facts file .* cannot be read"):
         launch.saved_facts(str(tmp_path / "facts.json"))
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_trl_that_needs_triton_keeps_from_training_alone(trains, monkeypatch):
+    monkeypatch.setattr(launch.metadata, "version", lambda name: "1.15.0")
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "triton" else there(name))
+    with pytest.raises(PathClosed, match="cannot train here") if trains else contextlib.nullcontext():
+        launch._need_training_stack("embedded", trains)
