@@ -9,7 +9,7 @@ Legend: N rows run, R rows held, L positions a row can hold, V vocabulary, C ste
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,14 +21,37 @@ from grpo_portable.rollout.family import Family
 from grpo_portable.rollout.graphs import Graphs, free_to_repeat
 from grpo_portable.rollout.kv import Cache
 from grpo_portable.rollout.sampler import Drawing
+from grpo_portable.rollout.upload import upload
 from grpo_portable.rollout.weights import Weights
 
-STEPS = 16  # C at most
+STEPS = 8  # C at most
+Read = Callable[[], tuple[np.ndarray, np.ndarray]]  # waits for steps that were launched: what `advance` returns
 SPAN = 128  # without the flash kernel a step looks at a multiple of this many positions
 PREFILL_TOKENS = {"cuda": 16384, "cpu": 4096}
 # A small prefill's kernels take the host longer to launch than the card to run, so sizes that come again are captured, padded
 # to a multiple of WIDTH tokens so that few differ. A capture takes as long as several launches: UNCAPTURED uses come before it.
 CAPTURED_TOKENS, CAPTURED_SIZES, UNCAPTURED, WIDTH = 2048, 16, 3, 64
+
+
+class Landing:
+    """Pinned memory for what steps drew: the copy is made in the stream's order, and waited for by who reads it."""
+
+    def __init__(self, drawn: torch.Tensor, logprobs: torch.Tensor) -> None:
+        self.sources = (drawn, logprobs)
+        self.held = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in self.sources]
+        self.landed = torch.cuda.Event()
+
+    def begin(self, steps: int, rows: int) -> Read:
+        for into, source in zip(self.held, self.sources, strict=True):
+            into[:steps].copy_(source[:steps], non_blocking=True)
+        self.landed.record()
+
+        def read() -> tuple[np.ndarray, np.ndarray]:
+            self.landed.synchronize()
+            tokens, logprobs = (held[:steps, :rows].numpy() for held in self.held)
+            return tokens, logprobs
+
+        return read
 
 
 class Decoder:
@@ -51,6 +74,7 @@ class Decoder:
         self.drawn = torch.zeros(STEPS, rows, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(STEPS, rows, dtype=torch.float32, device=device)
         self.tick = torch.zeros(1, dtype=torch.long, device=device)
+        self._landings = [Landing(self.drawn, self.logprobs) for _ in range(2)] if device.type == "cuda" else []
         self.graphs = Graphs(device)
         self.captures = self.graphs.enabled  # whether prefills are
         self._prompts: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
@@ -102,31 +126,31 @@ class Decoder:
         start = np.array([len(p) - 1 for p, group in zip(prompts, copies, strict=True) for _ in group])
         inputs = [p[-1] for p, group in zip(prompts, copies, strict=True) for _ in group]
         state = np.stack([[row for group in copies for row in group], inputs, start, start + limits])
-        rows, tokens, lengths, ends = torch.from_numpy(state).to(self.device)  # one upload for all of it
+        rows, tokens, lengths, ends = upload(state, self.device)  # one for all of it
         self.tokens[rows], self.lengths[rows], self.limits[rows] = tokens, lengths, ends
         self.alive[rows] = True
         at = lengths[:, None] + torch.arange(noise.shape[1], device=self.device)
-        self.noise[rows[:, None], at.clamp_(max=self.capacity - 1)] = torch.from_numpy(noise).to(self.device)
+        self.noise[rows[:, None], at.clamp_(max=self.capacity - 1)] = upload(noise, self.device)
         if self.seen is not None:
             for prompt, group in zip(prompts, copies, strict=True):
                 marks = torch.zeros(self.shape.vocab, dtype=torch.bool, device=self.device)
-                marks[torch.tensor(prompt, device=self.device)] = True
-                self.seen[torch.tensor(group, device=self.device)] = marks
+                marks[upload(prompt, self.device)] = True
+                self.seen[upload(group, self.device)] = marks
 
     def share(self, leaders: list[int], lengths: list[int]) -> None:
         """Row r's first `lengths[r]` keys are those of row `leaders[r]` too, which may be read in their place; in a step that
         prompts join they must be, since copies are made after it."""
         if (leaders, lengths) != self._sharing:
             self._sharing = (leaders, lengths)
-            self.leaders.copy_(torch.tensor(leaders, dtype=torch.int32))
-            self.shared.copy_(torch.tensor(lengths, dtype=torch.int32))
+            both = upload(np.array(self._sharing, dtype=np.int32), self.device)
+            self.leaders.copy_(both[0])
+            self.shared.copy_(both[1])
 
-    def advance(
-        self, weights: Weights, rows: int, steps: int, longest: int, drawing: Drawing
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Run `steps` steps over the first `rows` rows, none of which holds more than `longest` keys at the start.
+    def advance(self, weights: Weights, rows: int, steps: int, longest: int, drawing: Drawing) -> Read:
+        """Launch `steps` steps over the first `rows` rows, none of which holds more than `longest` keys at the start.
 
-        Drawn tokens and their log-probabilities, both [steps, rows]; what stands behind a row's end is noise.
+        What is returned reads, once they are made, drawn tokens and their log-probabilities, both [steps, rows]; what stands
+        behind a row's end is noise. It is to be called before the next but one `advance`.
         """
         self.tick.zero_()
         for done in range(steps):
@@ -139,13 +163,17 @@ class Decoder:
                 for copy in self._due:
                     self.cache.copy(*copy)
                 self._due = []
-        return self.drawn[:steps, :rows].cpu().numpy(), self.logprobs[:steps, :rows].cpu().numpy()
+        if self.device.type != "cuda":
+            made = self.drawn[:steps, :rows].numpy().copy(), self.logprobs[:steps, :rows].numpy().copy()
+            return lambda: made
+        self._landings.reverse()
+        return self._landings[0].begin(steps, rows)
 
     def move(self, moves: Sequence[tuple[int, int]], longest: int) -> None:
         """Copy rows (from, to) with all they hold."""
         sources, targets = zip(*moves, strict=True)
         self.cache.copy(sources, targets, min(self.capacity, longest))
-        into, source = torch.tensor(targets, device=self.device), torch.tensor(sources, device=self.device)
+        into, source = upload(targets, self.device), upload(sources, self.device)
         held = [self.tokens, self.lengths, self.limits, self.alive, self.noise] + (
             [] if self.seen is None else [self.seen]
         )
@@ -154,7 +182,7 @@ class Decoder:
 
     def stop(self, rows: Sequence[int]) -> None:
         """End rows from outside: their stop string has come."""
-        self.alive[torch.tensor(rows, device=self.device)] = False
+        self.alive[upload(rows, self.device)] = False
 
     def _join(self, weights: Weights, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """The prompts that wait for a step of `rows` rows. Only steps of all rows take them, so that few sizes are captured;
@@ -220,7 +248,7 @@ class Decoder:
         held = self._held(len(prompts), -(-longest // WIDTH) * WIDTH) if self.captures else None
         width = -(-longest // self.run.multiple) * self.run.multiple if held is None else held[0].shape[1]
         padded = [list(p[:-1]) + [p[0]] * (width - len(p) + 1) for p in prompts]
-        given = [torch.tensor(v, device=self.device) for v in (padded, list(rows), [len(p) - 1 for p in prompts])]
+        given = [upload(v, self.device) for v in (padded, list(rows), [len(p) - 1 for p in prompts])]
         if held is None:
             forward.prefill(weights, self.tables, self.cache, given[0], given[1], self.run)
             return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ import torch
 from doctor.probes_host import available_gib
 from grpo_portable.errors import EngineError, EngineUnsupported
 from grpo_portable.rollout import delta, fp8, fused, kv
-from grpo_portable.rollout.decoder import STEPS, Decoder, capacity_for
+from grpo_portable.rollout.decoder import Decoder, Read, capacity_for
 from grpo_portable.rollout.family import read, unwrap
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling, TokenIds, silent
 from grpo_portable.rollout.reference import ReferenceRollout
@@ -72,6 +72,8 @@ class PortableRollout:
         self.buckets = self._buckets()
         self._decoder: Decoder | None = None
         self._kv_bytes = 0
+        self.ahead = self.keeper.device.type == "cuda"  # whether the next steps are launched before the last are read
+        self._flying: _Flight | None = None
         self.row_steps = 0  # rows run, summed over the steps of the last rollout: its cost, beside the tokens it made
 
     def sync(self, policy: Any) -> None:
@@ -112,7 +114,7 @@ class PortableRollout:
         decoder = self._decoder_for(
             max(len(p) + t for p, t in zip((p for p in prompts for _ in range(n)), room, strict=True))
         )
-        self.row_steps = 0
+        self.row_steps, self._flying = 0, None
         with _quietly(self.keeper.device), self.keeper.in_use() as weights:
             decoder.begin(run.stops, run.drawing)
             schedule = plan([len(p) for p in prompts], n, self.rows)
@@ -122,7 +124,24 @@ class PortableRollout:
         return run.completions()
 
     def _turn(self, decoder: Decoder, weights: Any, schedule: Schedule, run: _Run) -> None:
-        """Admit, run a few steps, take the finished out, close the gaps."""
+        """Admit, launch a few steps, take the finished out, close the gaps.
+
+        On a card the finished are those of the steps before, so that it computes while the host books and admits; what is
+        known of a row is then a launch old, and an ended one stands still for as long.
+        """
+        self._admit(decoder, weights, schedule, run)
+        launched = self._launch(decoder, weights, schedule, run)
+        read, self._flying = (self._flying, launched) if self.ahead else (launched, None)
+        if read is None:
+            return
+        finished, cut = run.take(read)
+        if cut:
+            decoder.stop(schedule.rows_of(cut))
+        schedule.release(schedule.rows_of(finished))
+        if moves := schedule.compact(self.buckets):
+            decoder.move(moves, int(run.keys(schedule.requests).max()))
+
+    def _admit(self, decoder: Decoder, weights: Any, schedule: Schedule, run: _Run) -> None:
         holder = schedule.holders(run.n)
         if admitted := schedule.admit():
             wanted = [request for part, _ in admitted for request in part.requests]
@@ -134,20 +153,19 @@ class PortableRollout:
                 run.room[wanted],
                 uniform([run.noises[request] for request in wanted], int(run.room[wanted].max())),
             )
-        live = schedule.live
-        requests = [request for request in schedule.owner if request is not None]
-        decoder.share(schedule.leaders(run.n), [0 if r is None else int(run.prefilled[r]) for r in schedule.owner])
+
+    def _launch(self, decoder: Decoder, weights: Any, schedule: Schedule, run: _Run) -> _Flight | None:
+        """The next steps, on their way; None where those on their way already end every row."""
+        live, requests = schedule.live, schedule.requests
         steps = min(self._look_every, int(run.left(requests).max()))
-        longest = int(run.keys(requests).max())
+        if steps < 1:
+            return None
+        decoder.share(schedule.leaders(run.n), [0 if r is None else int(run.prefilled[r]) for r in schedule.owner])
         rows = schedule.bucket(self.buckets)
         self.row_steps += rows * steps
-        tokens, logprobs = decoder.advance(weights, rows, steps, longest, run.drawing)
-        finished, cut = run.take(live, requests, tokens, logprobs)
-        if cut:
-            decoder.stop(cut)
-        schedule.release(finished)
-        if moves := schedule.compact(self.buckets):
-            decoder.move(moves, longest + steps)
+        read = decoder.advance(weights, rows, steps, int(run.keys(requests).max()), run.drawing)
+        run.coming[requests] += steps
+        return _Flight(live, requests, steps, read)
 
     def _buckets(self) -> tuple[int, ...]:
         """Row counts a step may run with: any on the CPU, few where each is a captured graph, multiples of 16 for FP8."""
@@ -158,7 +176,8 @@ class PortableRollout:
 
     @property
     def _look_every(self) -> int:
-        return STEPS // 2 if self.keeper.device.type == "cuda" else 4
+        """Steps of a launch: few where the host works meanwhile, since an ended row waits for two launches."""
+        return 2 if self.ahead else 4
 
     def _bind(self, policy: Any) -> None:
         self.policy, self.family = policy, read(policy)
@@ -208,6 +227,15 @@ class PortableRollout:
         return self._decoder
 
 
+class _Flight(NamedTuple):
+    """Steps that were launched: rows live then, whose they were, and what waits for their tokens."""
+
+    live: list[int]
+    requests: list[int]
+    steps: int
+    read: Read
+
+
 class _Run:
     """The host's side of one `generate`: tokens as they come, request by request."""
 
@@ -227,44 +255,49 @@ class _Run:
         self.tokens = np.zeros((len(room), longest), dtype=np.int64)
         self.logprobs = np.zeros((len(room), longest), dtype=np.float32)
         self.count = np.zeros(len(room), dtype=np.int64)
+        self.coming = np.zeros(len(room), dtype=np.int64)  # steps launched and not read yet
         self.stopped = np.zeros(len(room), dtype=bool)
         self._stop_array = np.array(sorted(self.stops), dtype=np.int64)
 
     def left(self, requests: list[int]) -> np.ndarray:
-        """Tokens each request may still draw."""
-        return self.room[requests] - self.count[requests]
+        """Tokens each request may still draw, beside those on their way."""
+        return self.room[requests] - self.count[requests] - self.coming[requests]
 
     def keys(self, requests: list[int]) -> np.ndarray:
-        """Keys each request's row holds."""
-        return self.prefilled[requests] + self.count[requests]
+        """Keys each request's row holds at most, once what was launched is made."""
+        return self.prefilled[requests] + self.count[requests] + self.coming[requests]
 
-    def take(
-        self, live: list[int], requests: list[int], tokens: np.ndarray, logprobs: np.ndarray
-    ) -> tuple[list[int], list[int]]:
-        """Book drawn tokens [steps, rows] of live rows. Rows that are finished, and those of them only the host knows of."""
-        tokens, logprobs = tokens[:, live], logprobs[:, live]
-        at, before = np.array(requests), self.count[requests]
+    def take(self, flight: _Flight) -> tuple[list[int], list[int]]:
+        """Book what a flight drew. Requests that are finished by it, and those of them only the host knows of."""
+        tokens, logprobs = flight.read()
+        self.coming[flight.requests] -= flight.steps
+        at = np.array(flight.requests)
+        going = ~self.stopped[at] & (
+            self.count[at] < self.room[at]
+        )  # others had ended before, unknown when it was launched
+        at, live = at[going], np.array(flight.live)[going]
+        tokens, logprobs, before = tokens[:, live], logprobs[:, live], self.count[at]
         is_stop = np.isin(tokens, self._stop_array)
         first = np.where(is_stop.any(0), is_stop.argmax(0) + 1, len(tokens) + 1)
-        new = np.minimum(np.minimum(first, len(tokens)), self.left(requests))
+        new = np.minimum(np.minimum(first, len(tokens)), self.room[at] - before)
         self.stopped[at] |= first <= new
         step, row = np.nonzero(np.arange(len(tokens))[:, None] < new)
         self.tokens[at[row], before[row] + step] = tokens[step, row]
         self.logprobs[at[row], before[row] + step] = logprobs[step, row]
         self.count[at] = before + new
-        cut = [] if self.strings is None else self._cut(live, requests, before)
-        ended = self.stopped[at] | (self.left(requests) == 0)
-        return [row for row, end in zip(live, ended, strict=True) if end], cut
+        cut = [] if self.strings is None else self._cut(at, before)
+        ended = self.stopped[at] | (self.count[at] == self.room[at])
+        return at[ended].tolist(), cut
 
-    def _cut(self, live: list[int], requests: list[int], before: np.ndarray) -> list[int]:
-        """End rows whose text holds a stop string, at the token that completes it."""
+    def _cut(self, requests: np.ndarray, before: np.ndarray) -> list[int]:
+        """End requests whose text holds a stop string, at the token that completes it."""
         cut = []
-        for row, request, known in zip(live, requests, before.tolist(), strict=True):
+        for request, known in zip(requests.tolist(), before.tolist(), strict=True):
             assert self.strings is not None
             end = self.strings.end(self.tokens[request, : self.count[request]].tolist(), known)
             if end is not None:
                 self.count[request], self.stopped[request] = end, True
-                cut.append(row)
+                cut.append(request)
         return cut
 
     def completions(self) -> list[list[Completion]]:

@@ -6,7 +6,7 @@ the device runs the first `bucket` of them, so live rows are kept at the low end
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 
@@ -34,6 +34,11 @@ class Schedule:
         return [row for row, request in enumerate(self.owner) if request is not None]
 
     @property
+    def requests(self) -> list[int]:
+        """Whose the live rows are, in their order."""
+        return [request for request in self.owner if request is not None]
+
+    @property
     def done(self) -> bool:
         return not self.waiting and not any(request is not None for request in self.owner)
 
@@ -57,6 +62,11 @@ class Schedule:
                 self.owner[row] = request
             admitted.append((Part(part.prompt, now), rows))
         return admitted
+
+    def rows_of(self, requests: Collection[int]) -> list[int]:
+        """The rows these requests lie in now."""
+        wanted = set(requests)
+        return [row for row, request in enumerate(self.owner) if request in wanted]
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:

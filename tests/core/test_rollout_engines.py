@@ -160,11 +160,14 @@ def test_bfloat16_diverges_at_near_ties_only() -> None:
             assert gap < 0.05 * float(logits.std())
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 64])
-def test_tokens_do_not_depend_on_how_many_rows_run_at_once(rows: int) -> None:
+def test_tokens_do_not_depend_on_rows_at_once_nor_on_when_the_host_looks(rows: int, ahead: bool) -> None:
     policy, prompts = rollouts.model("llama"), rollouts.prompts(3, 50, 1, 17, 18, 19, 2)
     sampling = Sampling(max_tokens=30, temperature=1.0, seed=11, stop_ids=tuple(range(1, 12)))
-    made = PortableRollout(policy, None, rows=rows).generate(prompts, 3, sampling)
+    engine = PortableRollout(policy, None, rows=rows)
+    engine.ahead = ahead
+    made = engine.generate(prompts, 3, sampling)
     wanted = PortableRollout(policy, None, rows=21).generate(prompts, 3, sampling)
     assert [c.token_ids for c in rollouts.flat(made)] == [c.token_ids for c in rollouts.flat(wanted)]
     assert [len(group) for group in made] == [3] * 7
@@ -196,10 +199,12 @@ def test_rows_end_at_their_stop_id_and_keep_it() -> None:
     same(policy, [ended], [rollouts.flat(ReferenceRollout(policy, None, rows=2).generate(prompts, 1, sampling))])
 
 
-def test_cost_follows_the_live_rows() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_cost_follows_the_live_rows(ahead: bool) -> None:
     policy, prompts = rollouts.model("llama"), rollouts.prompts(*[9] * 8)
     limits = [3, 24, 5, 24, 8, 4, 6, 24] * 8
     engine = PortableRollout(policy, None, rows=8)
+    engine.ahead = ahead
     engine.generate(prompts, 8, Sampling(max_tokens=24, seed=1), limits=limits)
     assert sum(limits) <= engine.row_steps < 1.25 * sum(limits)
 

@@ -123,12 +123,30 @@ def joined(policy: Any, vocab: int) -> None:
         engine.close()
 
 
+def looked_ahead(policy: Any, vocab: int) -> None:
+    """The same work, full and with spread lengths: steps launched once the last are booked, and before."""
+    spread = Workload(prompts=32, shortest=20, rows=64)
+    prompts = torch.randint(1, vocab, (32, PROMPT)).tolist()
+    for copy in ("bf16", "fp8"):
+        for ahead in (False, True, False, True):
+            engine = PortableRollout(policy, None, rows=64, copy=copy)
+            engine.ahead = ahead
+            for what, asked, work in (
+                ("spread lengths", prompts, spread),
+                ("nothing ends early", prompts[:8], Workload()),
+            ):
+                told = "ahead" if ahead else "not ahead"
+                print(f"64 rows, {copy}, {what}, {told}: {seconds(engine, asked, work)} s")
+            engine.close()
+
+
 def main() -> None:
     config = config_of(sys.argv[1] if len(sys.argv) > 1 else "qwen3-4b")
     where = torch.device("cuda")
     policy, _ = random_policy(config, "dense", 32, 0, where, torch.bfloat16)
     for rows in (64, 256):
         parts(policy, config.vocab_size, rows)
+    looked_ahead(policy, config.vocab_size)
     joined(policy, config.vocab_size)
     admissions(policy, config.vocab_size)
     for copy in ("bf16", "fp8"):
