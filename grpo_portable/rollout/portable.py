@@ -67,7 +67,7 @@ class PortableRollout:
         self.tick = silent
         self._bind(policy)
         self.context = min(self.family.shape.context, max_context or self.family.shape.context)
-        if self.keeper.kind == "fp8":
+        if self.keeper.kind == "fp8" and rows > self.run.skinny_rows:
             self.rows = -(-rows // fp8.ROWS) * fp8.ROWS
         self.buckets = self._buckets()
         self._decoder: Decoder | None = None
@@ -168,11 +168,12 @@ class PortableRollout:
         return _Flight(live, requests, steps, read)
 
     def _buckets(self) -> tuple[int, ...]:
-        """Row counts a step may run with: any on the CPU, few where each is a captured graph, multiples of 16 for FP8."""
+        """Row counts a step may run with: any on the CPU, few where each is a captured graph, multiples of 16 for the library's
+        FP8 products."""
         if self.keeper.device.type != "cuda":
             return tuple(range(1, self.rows + 1))
         step = fp8.ROWS if self.keeper.kind == "fp8" else 1
-        return tuple(b for b in row_buckets(self.rows) if b % step == 0)
+        return tuple(b for b in row_buckets(self.rows) if b % step == 0 or b <= self.run.skinny_rows)
 
     @property
     def _look_every(self) -> int:

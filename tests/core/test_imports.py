@@ -50,7 +50,7 @@ LAYERS = {
     "portable": Layer(
         "rollout.portable rollout.reference rollout.decoder rollout.schedule rollout.family rollout.forward "
         "rollout.attention rollout.kv rollout.graphs rollout.sampler rollout.fused rollout.kernels rollout.skinny "
-        "rollout.weights rollout.delta rollout.fp8 rollout.packed rollout.upload",
+        "rollout.weights rollout.delta rollout.fp8 rollout.packed rollout.upload rollout.booking",
         "errors protocol",
     ),
     "paths": Layer("rollout.available rollout.vllm_settings", "errors recipe", "diagnosis memory shapes"),
