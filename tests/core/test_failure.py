@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from grpo_portable import failure
 from grpo_portable.errors import EngineError, Interrupted, NonFiniteError, RewardError, UsageError
+from grpo_portable.supervision import failure
 
 FULL = OSError(28, "No space left on device")
 
