@@ -26,6 +26,7 @@ from grpo_portable.rollout.stops import StopStrings
 from grpo_portable.rollout.weights import PRODUCTS, Keeper, copy_bytes
 
 COPIES = ("auto", "none", "bf16", "fp8")
+LARGE = 3 << 30  # bytes of weights that take a card as long to read as the host takes to admit a prompt
 HOST_SHARE = 1 / 16  # of a CPU's free memory may go to a copy: less than what the plan leaves free
 
 
@@ -177,8 +178,12 @@ class PortableRollout:
 
     @property
     def _look_every(self) -> int:
-        """Steps of a launch: few where the host works meanwhile, since an ended row waits for two launches."""
-        return 2 if self.ahead else 4
+        """Steps of a launch: few where the host works meanwhile, since an ended row waits for two launches; one where that
+        gives it the milliseconds it takes."""
+        if not self.ahead:
+            return 4
+        kind = "fp8" if self.keeper.kind == "fp8" else "copy"
+        return 1 if copy_bytes(self.family, kind, self.keeper.dtype) >= LARGE else 2
 
     def _bind(self, policy: Any) -> None:
         self.policy, self.family = policy, read(policy)
