@@ -1,14 +1,14 @@
 """Not a test: microseconds of one decode layer on this card, its products by the library and by Triton.
 
-`python tests/gpu/layer_times.py [SHAPE ...]`
+`python tests/gpu/layer_times.py [--keys N] [SHAPE ...]`
 
 Eight layers with weights of their own (more than a card's cache holds for the larger shapes) run in one captured graph, over
-rows of 254 keys of which eight at a time share the first 127, as a group shares its prompt.
+rows of N (254) keys of which eight at a time share the first 127, as a group shares its prompt.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable
 
 import torch
@@ -20,7 +20,8 @@ from grpo_portable.rollout.fused import Fused
 from grpo_portable.rollout.kv import Cache
 from grpo_portable.rollout.weights import Dense, Layer
 
-LAYERS, CAPACITY, KEYS, PROMPT = 8, 384, 254, 127
+LAYERS, KEYS, PROMPT = 8, 254, 127
+SHAPES = ("qwen3-4b", "qwen3-1.7b", "qwen3-0.6b", "smollm2-135m")
 HERE = torch.device("cuda")
 
 
@@ -54,13 +55,13 @@ def layer_of(shape: Shape, mlp: int, fp8: bool, head_norms: bool) -> Layer:
     )  # fmt: skip
 
 
-def step_of(run: Fused, layers: list[Layer], rows: int) -> Callable[[], None]:
-    shape = run.shape
+def step_of(run: Fused, layers: list[Layer], rows: int, keys: int = KEYS) -> Callable[[], None]:
+    shape, capacity = run.shape, keys + 130
     x = torch.randn(rows, shape.hidden, device=HERE).bfloat16()
-    cache = Cache(shape, rows, CAPACITY, HERE, torch.bfloat16)
-    tables = {"": (torch.ones(CAPACITY, shape.head_dim, device=HERE, dtype=torch.bfloat16),) * 2}
+    cache = Cache(shape, rows, capacity, HERE, torch.bfloat16)
+    tables = {"": (torch.ones(capacity, shape.head_dim, device=HERE, dtype=torch.bfloat16),) * 2}
     leaders = torch.arange(rows, device=HERE, dtype=torch.int32) // 8 * 8
-    held = Rows(torch.full((rows,), KEYS, device=HERE), leaders, torch.full_like(leaders, PROMPT), CAPACITY)
+    held = Rows(torch.full((rows,), keys, device=HERE), leaders, torch.full_like(leaders, PROMPT), capacity)
     ready = run.ready(tables, cache, held)
 
     def step() -> None:
@@ -91,13 +92,18 @@ def microseconds(step: Callable[[], None], repeats: int = 3) -> float:
 
 
 def main() -> None:
-    for name in sys.argv[1:] or ("qwen3-4b", "qwen3-1.7b", "qwen3-0.6b", "smollm2-135m"):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("shapes", nargs="*", default=SHAPES)
+    parser.add_argument("--keys", type=int, default=KEYS)
+    given = parser.parse_args()
+    for name in given.shapes:
         shape, mlp = shape_of(name)
         for fp8 in (False, True):
             layers = [layer_of(shape, mlp, fp8, name.startswith("qwen3")) for _ in range(LAYERS)]
             for rows in (1, 8, 16, 32, 48, 64):
                 library, triton = (
-                    microseconds(step_of(Fused(shape, HERE, skinny_rows=most), layers, rows)) for most in (0, 64)
+                    microseconds(step_of(Fused(shape, HERE, skinny_rows=most), layers, rows, given.keys))
+                    for most in (0, 64)
                 )
                 print(f"{name} {'fp8' if fp8 else 'bf16'} {rows:3} rows: {library:6.1f} us, Triton's {triton:6.1f} us")
 
