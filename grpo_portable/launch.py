@@ -59,10 +59,11 @@ def train(
     fallback: bool,
     facts_file: str | None = None,
     gpus: tuple[int, ...] | None = None,
-) -> None:
+) -> int:
     """Train from a recipe's name or file, or let `--auto` pick one; print the plan, run it, print the verdict.
 
-    `facts_file` plans for a saved machine, and only with `dry_run`. `gpus`: those to take, by the doctor's index.
+    `facts_file` plans for a saved machine, and only with `dry_run`. `gpus`: those to take, by the doctor's index. Returns the
+    exit code: of a `dry_run` that of what a start would be refused for, else 0.
     """
     if facts_file and not dry_run:
         raise UsageError("--facts plans for another machine", help="add --dry-run")
@@ -72,13 +73,16 @@ def train(
     text = announce.plan_text(settled, diagnosis, minutes, others)
     print(text, flush=True) if dry_run else _say(text)
     if dry_run:
-        if not facts_file and (refused := _refusal(settled.recipe)) is not None:
-            print(announce.refusal_text(refused), flush=True)
-        return
+        refused = None if facts_file else _refusal(settled.recipe)
+        if refused is None:
+            return 0
+        print(announce.refusal_text(refused), flush=True)
+        return refused.exit_code
     _may_start(settled.recipe)
     folder = new_folder(prepared, out)
     _say(f"\nrun folder: {folder.path}\n")
     finish(folder, fallback=fallback)
+    return 0
 
 
 def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: tuple[int, ...] | None = None) -> None:
