@@ -5,13 +5,14 @@ The I/O around the pure parts: probing the machine, asking for the hub, printing
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -221,7 +222,7 @@ def recipes(*, plain: bool, as_json: bool, facts_file: str | None) -> str:
     if plain:
         return listing.plain()
     facts = saved_facts(facts_file) if facts_file else _quick_look()
-    rows = listing.rows(facts, None if facts_file else unavailable)
+    rows = listing.rows(facts, None if facts_file else listing.Here(unavailable, _out_of_reach()))
     if as_json:
         return json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False)
     return listing.text(rows, listing.machine(facts))
@@ -295,6 +296,20 @@ def _refusal(recipe: Recipe) -> GrpoPortableError | None:
 def within_reach(recipe: Recipe, *, trains: bool = True) -> str | None:
     """ModelError or DataError, in seconds, for what is neither here nor to be had; else what `reach.require` returns."""
     return reach.require(recipe.model, _sources(recipe, trains=trains))
+
+
+def _out_of_reach() -> Callable[[Recipe], str | None]:
+    """Why a training could not have its model or questions, None for a yes; the hub is asked once for all recipes."""
+    hub = functools.cache(reach.hub)
+
+    def why_not(recipe: Recipe) -> str | None:
+        try:
+            reach.require(recipe.model, _sources(recipe), hub)
+        except (ModelError, DataError) as error:
+            return f"{error.fact} ({error.because})"
+        return None
+
+    return why_not
 
 
 def _sources(recipe: Recipe, *, trains: bool = True) -> tuple[str, ...]:
