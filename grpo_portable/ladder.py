@@ -102,10 +102,15 @@ COLLECTIVE = re.compile(
 _ERROR_LINE = re.compile(r"^[\w.]*(?:Error|Exception|Exit|Interrupt)\b(?!.*accelerate|.*Command '\[).*$", re.M)
 # C++ ends a process by SIGABRT and says on its last lines what was thrown
 _THROWN = re.compile(r"^terminate called after throwing an instance of .*$(?:\n\s+what\(\):.*$)?", re.M)
+ENGINES = ("vllm", "flashinfer", "unsloth")  # how their modules' names begin, also of what Unsloth writes itself
 _ENGINE = re.compile(
-    r"vllm|EngineCore|flashinfer|get_dummy_lora_warmup_rank|align_completion_tool_mask|unsloth|" + GPU_ERROR.pattern,
+    "|".join((*ENGINES, "EngineCore", "get_dummy_lora_warmup_rank", "align_completion_tool_mask", GPU_ERROR.pattern)),
     re.I,
 )
+# Which kind counts where an error could be of two, for `failure.kind_of` as for words: what cannot be imported on a path
+# without an engine is needed below it as well, whatever its name.
+ORDER = ("disk", "oom", "collective", "import", "engine")
+_WORDS = {"disk": DISK, "oom": OUT_OF_MEMORY, "import": _IMPORT, "engine": _ENGINE}
 _PLACE = re.compile(r"\S*[/\\]\S*")  # a folder may be called anything
 
 
@@ -150,8 +155,7 @@ def classify(
 def _kind_of_words(error: str) -> str:
     """What kind of ending an error's own line speaks of; places in it are passed over."""
     said = _PLACE.sub("", error)
-    table = {"disk": DISK, "oom": OUT_OF_MEMORY, "engine": _ENGINE, "import": _IMPORT}
-    return next((kind for kind, words in table.items() if words.search(said)), "crash")
+    return next((kind for kind in ORDER if kind in _WORDS and _WORDS[kind].search(said)), "crash")
 
 
 def _of_several(returncode: int, failure: Mapping[str, Any], log_tail: str, doing: Doing, silent: int | None) -> Ending:
