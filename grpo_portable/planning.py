@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from doctor import memory, speed, speed_cpu
-from doctor.diagnosis import PATHS, SPREAD_PATHS, About, Diagnosis
+from doctor.diagnosis import BF16_OF, PATHS, SPREAD_PATHS, About, Diagnosis
 from doctor.facts import Facts
 from doctor.plan import diagnose
 from doctor.readings import card_memory, cards, system_gib
@@ -255,7 +255,7 @@ def others(settled: Settled, diagnosis: Diagnosis) -> str | None:
     if not own or step_seconds(settled, diagnosis) is None:
         return None
     there = {path for path, state in diagnosis.paths.items() if state.open and state.fits is not False}
-    worse = {path for path in there if path.startswith("fp16") and path.replace("fp16", "bf16") in there}
+    worse = {path for path in there if BF16_OF.get(path) in there}
     refused = {path for path in there if on_path(recipe, path) or _blocks(recipe).get(path)}
     seen: list[tuple[float, str]] = []
     for path in there - worse - refused - {"cpu", recipe.path}:
