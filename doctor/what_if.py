@@ -249,7 +249,8 @@ def _completions() -> str:
 
 
 def _lengths() -> str:
-    return f"prompts of {DEFAULT.prompt_tokens} and answers of {DEFAULT.completion_tokens} tokens, LoRA rank {DEFAULT.lora_rank}"
+    s = DEFAULT
+    return f"prompts of {s.prompt_tokens} and answers of {s.completion_tokens} tokens, LoRA rank {s.lora_rank}"
 
 
 def _row(a: WhatIf) -> str:
