@@ -14,13 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from doctor.diagnosis import About, Diagnosis, Reason, diagnosis_to_json
 from doctor.facts import Facts, facts_to_json
-from doctor.walls_stack import needs_triton
+from doctor.walls_stack import fused_head
 from grpo_portable import announce, catalogue, edited, planning, questions, reach, saved, supervise
 from grpo_portable import run as run_folder
 from grpo_portable.errors import (
@@ -37,7 +36,7 @@ from grpo_portable.eval_task import EvalTask
 from grpo_portable.recipe import Recipe, is_template, load, parsed, with_template
 from grpo_portable.rollout.available import unavailable
 from grpo_portable.rows import SUFFIXES
-from grpo_portable.settle import Settled
+from grpo_portable.settle import Settled, first_help
 
 RUNS = Path("runs")
 TRAINING_STACK = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
@@ -325,6 +324,12 @@ def _probe() -> Facts:
     return probes.probe()
 
 
+def _installed() -> Facts:
+    from doctor import probes
+
+    return probes.installed()
+
+
 def _quick_look() -> Facts:
     """The facts without trials; a machine without a card has its CPU measured, since time is what decides there."""
     from doctor import probes
@@ -455,12 +460,8 @@ def _need_training_stack(model: str, trains: bool = True) -> None:
             because="the base install is only the doctor, so that the right torch can be chosen first",
             help="`grpo-doctor --install-plan` prints the commands for this machine",
         )
-    if trains and needs_triton(metadata.version("trl")) and importlib.util.find_spec("triton") is None:
-        raise PathClosed(
-            f"trl {metadata.version('trl')} cannot train here",
-            because="its loss is written in Triton, which is not installed",
-            help='pip install "trl>=1.16,<1.17"',
-        )
+    if trains and (wall := fused_head(_installed())) is not None:
+        raise PathClosed(wall.fact, because=wall.because[-1], help=first_help(wall))
     if model.lower().endswith(".gguf") and importlib.util.find_spec("gguf") is None:
         raise ModelError(
             f"model `{model}` cannot be read",

@@ -1,7 +1,6 @@
 """The command line: every mistake is one to three lines and an exit code, nothing is lost, and `--auto` says its plan."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import run_folders
 
+from doctor.facts import Facts
 from grpo_portable import cli, launch
 from grpo_portable import run as run_folder
 from grpo_portable.errors import ModelError, PathClosed, UsageError
@@ -334,8 +334,9 @@ def test_what_holds_no_facts_is_one_clear_error(tmp_path: Path, text: str) -> No
 
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_trl_that_needs_triton_keeps_from_training_alone(trains, monkeypatch):
-    monkeypatch.setattr(launch.metadata, "version", lambda name: "1.15.0")
-    there = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "triton" else there(name))
-    with pytest.raises(PathClosed, match="cannot train here") if trains else contextlib.nullcontext():
+    found = Facts(packages={"trl": "1.15.0", "triton": "absent"})
+    monkeypatch.setattr(launch, "_installed", lambda: found)
+    refused = pytest.raises(PathClosed, match=r"cannot train here.*not installed, because trl 1.15 computes")
+    with refused if trains else contextlib.nullcontext() as told:
         launch._need_training_stack("embedded", trains)
+    assert told is None or "trl>=1.16,<1.17" in told.value.help
