@@ -15,7 +15,6 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from grpo_portable.processes import Processes, here
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import served, server_request, vllm_adapter
 from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent
-from grpo_portable.rollout.requests import check
+from grpo_portable.rollout.requests import check, seeded
 from grpo_portable.rollout.scratch import Scratch
 from grpo_portable.rollout.server_client import KEY, Client, Refused
 from grpo_portable.rollout.stops import StopStrings
@@ -127,8 +126,7 @@ class ServerRollout:
     def generate(self, prompts: Sequence[TokenIds], n: int, sampling: Sampling) -> list[list[Completion]]:
         """`n` completions of each prompt; greedy ones are made once and repeated."""
         check(prompts, n, sampling, self.context, self.vocabulary)
-        if sampling.seed is None and not sampling.seeds and sampling.temperature > 0:
-            sampling = replace(sampling, seed=int(torch.randint(2**31, ()).item()))
+        sampling = seeded(sampling)
         model, drawn = self._loaded or self.base.name, n if sampling.temperature > 0 else 1
         asked = [
             server_request.body(model, ids, drawn, sampling, room=self.context - len(ids), index=index)
