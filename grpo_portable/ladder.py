@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from doctor.diagnosis import PATHS
-from doctor.spread import most_sharing
+from doctor.spread import largest_divisor, most_sharing
 from grpo_portable.phase import LEARNS, SAMPLES, Doing, Phase
 
 # exit codes of the worker, one a cause (`worker.py` uses them, `classify` reads them)
@@ -266,13 +266,9 @@ def _smaller(rung: Rung, phase: Phase, first: Rung) -> Rung | None:
         least = max(1, first.rollout_rows // MOST_ROW_CUT)
         return replace(rung, rollout_rows=rung.rollout_rows // 2) if rung.rollout_rows > least else None
     if phase in LEARNS and rung.micro_batch > 1:
-        return replace(rung, micro_batch=_next_divisor(rung.micro_batch))
+        # accumulation then grows by a whole factor, and the step holds the same completions
+        return replace(rung, micro_batch=largest_divisor(rung.micro_batch, rung.micro_batch // 2))
     return None
-
-
-def _next_divisor(micro_batch: int) -> int:
-    """The largest proper divisor: accumulation then grows by a whole factor and the step holds the same completions."""
-    return next(d for d in range(micro_batch // 2, 0, -1) if micro_batch % d == 0)
 
 
 def _change(old: Rung, new: Rung) -> str:

@@ -73,6 +73,7 @@ LAYERS = {
         "trainer trl_trainer arguments batches metrics guards correction checkpoint saving quick_updates bootstrap sft "
         "evaluate record plateau",
         "errors answers phase recipe ladder run data rewards policy protocol updates engines",
+        "spread",
     ),
     "worker": Layer(
         "worker ranks", "errors words phase recipe ladder run data rewards policy protocol engines training"
