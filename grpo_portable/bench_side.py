@@ -86,7 +86,7 @@ def _trl(run: RunFolder, peaks: PhasePeaks, steps: dict[str, list[float]], stop:
 
     from grpo_portable import policy, rewards, worker
     from grpo_portable.arguments import training_arguments
-    from grpo_portable.trl_trainer import GRPOTrainer
+    from grpo_portable.trl_trainer import GRPOTrainer, Silent
 
     session = worker.prepare(run, {}, stop)
     session.engine.close()
@@ -96,10 +96,7 @@ def _trl(run: RunFolder, peaks: PhasePeaks, steps: dict[str, list[float]], stop:
     rows = recipe.prompts_per_step * recipe.group_size
     peaks.end("load")
 
-    class Quiet(GRPOTrainer):
-        def _send_telemetry(self) -> None:
-            """Nothing is reported to the hub."""
-
+    class Quiet(Silent, GRPOTrainer):
         def _generate_single_turn(self, *args: Any, **named: Any) -> Any:
             peaks.end("update")
             try:

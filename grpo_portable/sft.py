@@ -20,9 +20,10 @@ from grpo_portable.processes import ALONE, Processes
 from grpo_portable.quick_updates import QuickUpdates
 from grpo_portable.recipe import Recipe
 from grpo_portable.saving import Saving, UpdateMark
+from grpo_portable.trl_trainer import Silent
 
 
-class SftTrainer(QuickUpdates, Saving, SFTTrainer):
+class SftTrainer(QuickUpdates, Saving, Silent, SFTTrainer):
     """Teaches `examples` to `model`'s adapter in place by `teach`. `on_step` hears step, steps and what TRL logs.
 
     `probe(step)` gives the share of answers that keep the format. Several `processes` share each batch evenly, and end together
@@ -105,9 +106,6 @@ class SftTrainer(QuickUpdates, Saving, SFTTrainer):
 
     def compute_loss(self, model: Any, *args: Any, **named: Any) -> Any:
         return super().compute_loss(PaddedRight(model), *args, **named)
-
-    def _send_telemetry(self) -> None:
-        """TRL reports each run to the hub; this project reports nothing."""
 
 
 class _StepCallback(TrainerCallback):

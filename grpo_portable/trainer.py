@@ -43,10 +43,10 @@ from grpo_portable.rollout.protocol import Completion, Resting, Rollout, Samplin
 from grpo_portable.run import RunFolder, append_line, read_lines
 from grpo_portable.saving import Saving, UpdateMark
 from grpo_portable.shard import is_spread
-from grpo_portable.trl_trainer import GRPOTrainer
+from grpo_portable.trl_trainer import GRPOTrainer, Silent
 
 
-class GrpoTrainer(QuickUpdates, Saving, SamplerCorrection, GRPOTrainer):
+class GrpoTrainer(QuickUpdates, Saving, SamplerCorrection, Silent, GRPOTrainer):
     """Trains `model` in place by `start`; `save_now` writes a checkpoint from which another process can start.
 
     `correct_sampler`: the engine samples from other weights than the policy's (an FP8 copy, vLLM's own), so the loss is
@@ -406,9 +406,6 @@ class GrpoTrainer(QuickUpdates, Saving, SamplerCorrection, GRPOTrainer):
 
     def _may_go_on_from(self, step: int) -> bool:
         return step % self.recipe.num_iterations == 0  # a half-used rollout is lost
-
-    def _send_telemetry(self) -> None:
-        """TRL reports each run to the hub; this project reports nothing."""
 
 
 class _StepCallback(TrainerCallback):
