@@ -57,7 +57,7 @@ RECORD: dict[str, Any] = {
     "engine_details": _OrNull({}),
     "held_gib": {"*": _OrNull(_NUMBER)},
     "peak_memory_gib": _OrNull(_NUMBER),
-    RECIPE_VALUES: {},
+    RECIPE_VALUES: _OrNull({}),
 }
 PLACES = ("model", "data", "eval_data", "bootstrap_data", "vllm_adapters")  # fields of a recipe that may be paths
 
