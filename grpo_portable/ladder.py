@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from doctor.diagnosis import PATHS
+from doctor.diagnosis import CPU_PARAMETERS_LIMIT, PATHS
 from doctor.spread import largest_divisor, most_sharing
 from grpo_portable.phase import LEARNS, SAMPLES, Doing, Phase
 
@@ -34,7 +34,6 @@ EXIT = {
 KINDS = ("done", *EXIT, "import", "killed", "hang", "crash")
 MOST_ROW_CUT = 16  # rows generated at once are halved to this part; with fewer a lower path is the faster one
 SAME_CODE = "vLLM's own code is broken, and every path of vLLM loads it"  # why a path is not even tried
-CPU_PARAMETERS_LIMIT = 500_000_000  # above this the last rung, the CPU, would take weeks and is left out
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from doctor.shapes import Shape, shape_of
 from doctor.spread import most_sharing
 from doctor.together import equal
 from doctor.walls import better
+from doctor.walls_model import slow_on_a_cpu
 from doctor.walls_several import no_several
 from grpo_portable import gpus
 from grpo_portable.combinations import on_path, samples_elsewhere
 from grpo_portable.errors import PathClosed
-from grpo_portable.ladder import CPU_PARAMETERS_LIMIT
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.vllm_settings import block_refusal
 from grpo_portable.settle import Settled, settle
@@ -287,7 +287,5 @@ def _blocks(recipe: Recipe) -> dict[str, str | None]:
 
 def _not_on_a_cpu(recipe: Recipe) -> dict[str, str | None]:
     """The CPU is no choice for a model it would train for days or weeks; who wants it says so with `path: cpu`."""
-    shape = _shape(recipe)
-    if recipe.path != "auto" or shape is None or shape.params <= CPU_PARAMETERS_LIMIT:
-        return {}
-    return {PATHS[-1]: f"{shape.params / 1e9:.1f} B parameters would take days to weeks there (--path cpu insists)"}
+    too_slow = slow_on_a_cpu(_shape(recipe))
+    return {PATHS[-1]: f"{too_slow} (--path cpu insists)"} if too_slow and recipe.path == "auto" else {}

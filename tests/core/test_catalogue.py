@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from typer.testing import CliRunner
 
 from doctor.diagnosis import PATHS
 from doctor.facts import Facts, Gpu, Host, Probe, facts_from_json
+from doctor.phrases import verdict
+from doctor.plan import diagnose
 from doctor.speed import duration
 from grpo_portable import catalogue, cli, launch, listing, planning, recipe_page, rewards
 from grpo_portable.errors import PathClosed, RecipeError, RunFolderError, UsageError
@@ -151,6 +154,18 @@ def test_a_large_model_goes_to_the_cpu_only_when_told_to() -> None:
     with pytest.raises(PathClosed, match="days to weeks"):
         planning.plan(recipe, laptop, auto=True)
     assert planning.plan(replace(recipe, path="cpu"), laptop, auto=True)[0].recipe.path == "cpu"
+
+
+@pytest.mark.parametrize("model", ["HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B"])
+def test_the_doctor_and_the_plan_judge_a_cpu_alike(model: str) -> None:
+    facts = laptop()
+    found = diagnose(facts, model)
+    recipe = replace(recipe_of("gsm8k-smollm2-135m-cpu"), path="auto", model=model)
+    refused = pytest.raises(PathClosed, match="days to weeks") if "135M" not in model else contextlib.nullcontext()
+    with refused as told:
+        assert planning.plan(recipe, facts, auto=True)[0].recipe.path == "cpu"
+    assert found.plan.path == "cpu"
+    assert ("would run on the CPU for days to weeks" in verdict(found)) is (told is not None)
 
 
 def test_8_bit_states_stay_off_the_cpu() -> None:

@@ -89,8 +89,8 @@ LAYERS = {
     ),
     "plan": Layer(
         "catalogue planning settle gpus announce listing",
-        "errors recipe ladder paths",
-        "facts diagnosis readings shapes memory speed speed_cpu spread plan together walls walls_several render",
+        "errors recipe paths",
+        "facts diagnosis readings shapes memory speed speed_cpu spread plan together walls walls_model walls_several render",
     ),
     "supervise": Layer("supervise", "errors recipe ladder run", "privacy spread"),
     "launch": Layer(
