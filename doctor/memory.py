@@ -186,7 +186,7 @@ def _input_bytes(shape: Shape, s: Setting, query: int) -> float:
 
 
 def _few_kernels(s: Setting) -> bool:
-    """Whether updates are made in few kernels (quick_updates.py): on a card, without Unsloth, of weights that lie whole."""
+    """Whether updates are made in few kernels (updates/quick.py): on a card, without Unsloth, of weights that lie whole."""
     return s.device == "cuda" and not s.shared and s.spread == 1
 
 

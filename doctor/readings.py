@@ -229,7 +229,7 @@ def card_memory(facts: Facts, gpu: Gpu) -> tuple[float | None, bool]:
 
 
 def repeats_keys(facts: Facts) -> bool:
-    """Whether an update repeats keys and values for each head (grpo_portable/few_kernels.py): on cards before Ampere."""
+    """Whether an update repeats keys and values for each head (updates/few_kernels.py): on cards before Ampere."""
     return any(card.capability is not None and card.capability < (8, 0) for card in cards(facts) or ())
 
 

@@ -59,7 +59,7 @@ def train(
 ) -> None:
     """Train: diagnose, plan, evaluate the base, GRPO, evaluate the tuned, report."""
     from grpo_portable import launch
-    from grpo_portable.gpus import parsed
+    from grpo_portable.plan.gpus import parsed
 
     named = parsed(gpus)
     if resume:
@@ -103,7 +103,7 @@ def launch_nodes(
     only_print: Annotated[bool, typer.Option("--print", help="print both files and write nothing")] = False,
 ) -> None:
     """Write the accelerate configuration and the Slurm script of a run on several machines."""
-    from grpo_portable import job
+    from grpo_portable.cluster import job
 
     typer.echo(
         job.launch_nodes(
@@ -167,8 +167,8 @@ def score(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     """Score the saved generations of a run again, offline, and print the scores as JSON."""
     import json
 
-    from grpo_portable import run as run_folder
-    from grpo_portable import scoring
+    from grpo_portable.run import folder as run_folder
+    from grpo_portable.scores import scoring
 
     folder = run_folder.open_run(run)
     scoring.require_answers(folder)
@@ -178,9 +178,9 @@ def score(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     """Rebuild report.md and the charts of a run from its files alone."""
-    from grpo_portable import report as report_room
-    from grpo_portable import run as run_folder
-    from grpo_portable import scoring
+    from grpo_portable.report import page as report_room
+    from grpo_portable.run import folder as run_folder
+    from grpo_portable.scores import scoring
 
     folder = run_folder.open_run(run)
     scoring.score_run(folder)
@@ -196,9 +196,9 @@ def compare(
     """Two runs: the paired difference of their answers. More: memory, time, accuracy and reward side by side."""
     import json
 
-    from grpo_portable import compare as compare_room
-    from grpo_portable import run as run_folder
-    from grpo_portable import side_by_side
+    from grpo_portable.report import compare as compare_room
+    from grpo_portable.report import side_by_side
+    from grpo_portable.run import folder as run_folder
 
     if len(runs) < 2:
         raise UsageError("one run cannot be compared", help="name two or more run folders")
@@ -206,7 +206,7 @@ def compare(
     comparison: Any = compare_room.compare(*folders) if len(folders) == 2 else side_by_side.side_by_side(folders)
     typer.echo(json.dumps(comparison.to_json(), indent=1, ensure_ascii=False) if as_json else comparison.to_text())
     if chart is not None:
-        from grpo_portable import charts
+        from grpo_portable.report import charts
 
         if charts.curves(chart, side_by_side.side_by_side(folders).curves) is None:
             raise UsageError("no chart was drawn", because="matplotlib is not installed or no run has steps")
@@ -227,7 +227,7 @@ def export(
 ) -> None:
     """Write a run's adapter, merged model or GGUF file, load it again, and compare its answers with the run's."""
     from grpo_portable import export as export_room
-    from grpo_portable import run as run_folder
+    from grpo_portable.run import folder as run_folder
 
     for name, value, known in (
         ("--to", to, export_room.KINDS),
@@ -252,7 +252,8 @@ def recipes(
     facts: Annotated[str | None, typer.Option(metavar="FILE", help="for the machine of this facts file")] = None,
 ) -> None:
     """List the recipes with what fits here, on which path and for how long; show one, or copy one out."""
-    from grpo_portable import catalogue, launch
+    from grpo_portable import launch
+    from grpo_portable.plan import catalogue
 
     if name is None and copy is not None:
         raise UsageError("--copy copies one recipe", help=f"name it: grpo-portable recipes NAME --copy {copy}")
@@ -272,7 +273,7 @@ def recipes(
 def bench(context: typer.Context) -> None:
     """Measure rollout engines side by side, or a whole step beside TRL's: `bench rollout --shape qwen3-4b --engines
     portable,reference,vllm --json`, `bench step --shape qwen3-4b --path bf16-hf`."""
-    from grpo_portable import bench as bench_room
+    from grpo_portable.bench import rollout as bench_room
 
     raise typer.Exit(bench_room.main(context.args))
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from doctor.diagnosis import FP8_PATHS, VLLM_PATHS
-from grpo_portable import failure
-from grpo_portable.deadline import deadline
 from grpo_portable.errors import EngineError
-from grpo_portable.ladder import EXIT
-from grpo_portable.phase import Phase
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Rollout
-from grpo_portable.run import RunFolder
+from grpo_portable.run.deadline import deadline
+from grpo_portable.run.folder import RunFolder
+from grpo_portable.supervision import failure
+from grpo_portable.supervision.ladder import EXIT
+from grpo_portable.supervision.phase import Phase
 
 if TYPE_CHECKING:  # each engine is imported where its path is taken: it loads what other paths do without
     from grpo_portable.fast import Shared

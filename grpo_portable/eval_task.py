@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_portable.errors import ModelError, UsageError
-from grpo_portable.run import shortened
-from grpo_portable.saved import torn
+from grpo_portable.run.folder import shortened
+from grpo_portable.run.saved import torn
 
 WEIGHTS = "adapter_model.safetensors"
 OF_THIS_MACHINE = (

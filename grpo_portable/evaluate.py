@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_portable import answers, judge
-from grpo_portable.data import Question
-from grpo_portable.prompts import Fitted, PromptBuilder, completion_text
+from grpo_portable.answers import extractor, judge
+from grpo_portable.data.questions import Question
+from grpo_portable.models.prompts import Fitted, PromptBuilder, completion_text
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling
-from grpo_portable.run import append_line, read_lines, write_atomically
+from grpo_portable.run.folder import append_line, read_lines, write_atomically
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def answered(question: Question, completion: Completion, prompts: PromptBuilder,
         "lenient": bool(judge.lenient(text, gold, style)),
         "tokens": len(completion.token_ids),
         "finish_reason": completion.finish_reason,
-        "marker": answers.has_marker(text, style),
+        "marker": extractor.has_marker(text, style),
     }
 
 

@@ -27,8 +27,8 @@ import torch
 
 from doctor.memory import GIB, HEADROOM, ledger, weight_bytes
 from doctor.shapes import Shape, shape_of
-from grpo_portable import policy
 from grpo_portable.errors import EngineError, EngineUnsupported
+from grpo_portable.models import policy
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import vllm, vllm_adapter, vllm_settings
 from grpo_portable.rollout.contained import engine_errors, undisturbed

@@ -20,8 +20,9 @@ from typing import Any
 from doctor.diagnosis import About, Diagnosis, Reason, diagnosis_to_json
 from doctor.facts import Facts, facts_to_json
 from doctor.walls_stack import fused_head
-from grpo_portable import announce, catalogue, edited, planning, questions, reach, saved, supervise
-from grpo_portable import run as run_folder
+from grpo_portable import reach
+from grpo_portable.data import sets
+from grpo_portable.data.rows import SUFFIXES
 from grpo_portable.errors import (
     DataError,
     GrpoPortableError,
@@ -33,10 +34,13 @@ from grpo_portable.errors import (
     UsageError,
 )
 from grpo_portable.eval_task import EvalTask
+from grpo_portable.plan import announce, catalogue, planning
+from grpo_portable.plan.settle import Settled, first_help
 from grpo_portable.recipe import Recipe, is_template, load, parsed, with_template
 from grpo_portable.rollout.available import unavailable
-from grpo_portable.rows import SUFFIXES
-from grpo_portable.settle import Settled, first_help
+from grpo_portable.run import edited, saved
+from grpo_portable.run import folder as run_folder
+from grpo_portable.supervision import supervise
 
 RUNS = Path("runs")
 TRAINING_STACK = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
@@ -216,7 +220,7 @@ def recipes(*, plain: bool, as_json: bool, facts_file: str | None) -> str:
     """The list of recipes as text or JSON, judged for this machine (a look without trials) or a saved one."""
     from dataclasses import asdict
 
-    from grpo_portable import listing
+    from grpo_portable.plan import listing
 
     if plain:
         return listing.plain()
@@ -286,7 +290,7 @@ def _refusal(recipe: Recipe) -> GrpoPortableError | None:
         _need_training_stack(recipe.model)
         within_reach(recipe)
         if all(reach.is_there(source) for source in _sources(recipe)):  # read in a moment; a hub's may be gigabytes
-            questions.gather(recipe, train=True)
+            sets.gather(recipe, train=True)
     except GrpoPortableError as error:
         return error
     return None
@@ -346,17 +350,18 @@ def finish(folder: run_folder.RunFolder, *, fallback: bool) -> None:
 
 def _conclude(folder: run_folder.RunFolder) -> None:
     """Score a run that is done, write its report, and print the verdict."""
-    from grpo_portable import report, scoring
+    from grpo_portable.report import page
+    from grpo_portable.scores import scoring
 
     try:
         with supervise.folder_errors(folder):
             scoring.score_run(folder)
-            file = report.write_report(folder)
+            file = page.write_report(folder)
     except KeyboardInterrupt:
         raise Interrupted(
             "the run is done, its report is not written", help=f"write it with: grpo-portable report {folder.word}"
         ) from None
-    _say(report.verdict(folder))
+    _say(page.verdict(folder))
     _say(f"report: {file}")
 
 

@@ -13,9 +13,9 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from grpo_portable import catalogue
-from grpo_portable.markdown import table
+from grpo_portable.plan import catalogue
 from grpo_portable.recipe import Recipe, describe, field_types
+from grpo_portable.report.markdown import table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"
 

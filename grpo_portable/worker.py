@@ -19,32 +19,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_portable import (
-    bootstrap,
-    checkpoint,
-    data,
-    evaluate,
-    failure,
-    policy,
-    prompts,
-    pulse,
-    questions,
-    quiet,
-    record,
-    rewards,
-    saved,
-    shard,
-)
+from grpo_portable import evaluate, quiet, rewards
 from grpo_portable.combinations import samples_elsewhere
+from grpo_portable.data import questions, sets
 from grpo_portable.engines import PathSettings, open_engine, path_settings, share_weights
 from grpo_portable.errors import GrpoPortableError, Interrupted, NonFiniteError
-from grpo_portable.guards import StopSignal, require_finite
-from grpo_portable.ladder import EXIT
-from grpo_portable.phase import Phase
-from grpo_portable.processes import Processes, here, join
+from grpo_portable.models import policy, prompts, shard
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Resting, Rollout, Ticking
-from grpo_portable.run import RunFolder, open_run, read_lines
+from grpo_portable.run import pulse, saved
+from grpo_portable.run.folder import RunFolder, open_run, read_lines
+from grpo_portable.run.processes import Processes, here, join
+from grpo_portable.supervision import failure
+from grpo_portable.supervision.ladder import EXIT
+from grpo_portable.supervision.phase import Phase
+from grpo_portable.training import bootstrap, checkpoint, record
+from grpo_portable.training.guards import StopSignal, require_finite
 
 if TYPE_CHECKING:
     from grpo_portable.fast import Shared
@@ -62,7 +52,7 @@ class Session:
     model: Any
     builder: prompts.PromptBuilder
     train: prompts.Fitted | None
-    taught: tuple[data.Question, ...] | None  # of the bootstrap, where it has a set of its own
+    taught: tuple[questions.Question, ...] | None  # of the bootstrap, where it has a set of its own
     held_out: prompts.Fitted
     engine: Rollout
     stop: StopSignal
@@ -139,9 +129,9 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
     )
 
 
-def _questions(run: RunFolder, recipe: Recipe, only_evaluate: bool) -> questions.Gathered:
+def _questions(run: RunFolder, recipe: Recipe, only_evaluate: bool) -> sets.Gathered:
     with pulse.while_bytes_move(run):
-        asked = questions.gather(recipe, train=not only_evaluate or recipe.few_shot > 0)
+        asked = sets.gather(recipe, train=not only_evaluate or recipe.few_shot > 0)
     for told in asked.told:
         record.tell_once(run, "data", told)
     return asked
@@ -154,7 +144,7 @@ def _load(recipe: Recipe, settings: PathSettings, device: Any, only_evaluate: bo
 
 
 def _prompts(
-    run: RunFolder, recipe: Recipe, loaded: policy.Loaded, asked: questions.Gathered, only_evaluate: bool
+    run: RunFolder, recipe: Recipe, loaded: policy.Loaded, asked: sets.Gathered, only_evaluate: bool
 ) -> tuple[prompts.PromptBuilder, prompts.Fitted | None, prompts.Fitted]:
     """What builds a prompt; the questions to train on, None when the run only evaluates; and those held out."""
     shots = prompts.choose_shots(asked.train.questions, recipe.few_shot, recipe.seed) if asked.train else ()
@@ -205,7 +195,11 @@ def _with_answer_room(run: RunFolder, recipe: Recipe, fitted: prompts.Fitted) ->
 
 
 def _fit(
-    loaded: data.Loaded, builder: prompts.PromptBuilder, recipe: Recipe, shots: tuple[data.Question, ...], part: str
+    loaded: questions.Loaded,
+    builder: prompts.PromptBuilder,
+    recipe: Recipe,
+    shots: tuple[questions.Question, ...],
+    part: str,
 ) -> prompts.Fitted:
     used = {shot.id for shot in shots}
     return prompts.fit(
@@ -247,7 +241,7 @@ def evaluate_stage(session: Session, stage: str) -> None:
     parts = session.processes.as_main_says(parts)
     if not parts:
         return
-    from grpo_portable.trainer import rollout_mode
+    from grpo_portable.training.trainer import rollout_mode
 
     there = sum(1 for name, _ in parts for _ in read_lines(run.generations(name)))
     with record.stage(run, stage, there), rollout_mode(session.model):
@@ -301,8 +295,8 @@ def _ask(session: Session, name: str, samples: int, tell: Callable[[evaluate.Pro
 
 def bootstrap_stage(session: Session) -> None:
     """The SFT in the target format, from its newest checkpoint, and its result saved."""
-    from grpo_portable import arguments
-    from grpo_portable.sft import SftTrainer
+    from grpo_portable.training import arguments
+    from grpo_portable.training.sft import SftTrainer
 
     run, recipe = session.run, session.recipe
     assert session.train is not None
@@ -376,8 +370,8 @@ def _format_probe(session: Session) -> Callable[[int], float]:
 
 def train_stage(session: Session) -> None:
     """GRPO from the newest whole checkpoint, or from the start; then the adapter is saved."""
-    from grpo_portable import arguments
-    from grpo_portable.trainer import GrpoTrainer
+    from grpo_portable.training import arguments
+    from grpo_portable.training.trainer import GrpoTrainer
 
     run, recipe, stop = session.run, session.recipe, session.stop
     assert session.train is not None

@@ -11,10 +11,12 @@ import rollouts
 import tiny
 import torch
 
-from grpo_portable import policy, run, supervise
+from grpo_portable.models import policy
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import vllm_adapter
-from grpo_portable.run import RunFolder
+from grpo_portable.run import folder as run_folder
+from grpo_portable.run.folder import RunFolder
+from grpo_portable.supervision import supervise
 
 RANDOM = {
     "vocab_size": 4096,
@@ -69,7 +71,7 @@ def recipe(model: str, data: Path, path: str, **changes: Any) -> Recipe:
 
 def supervised(folder: Path, wanted: Recipe) -> RunFolder:
     """A finished run; what stopped it is raised, with the end of the worker's log."""
-    made = run.create(folder, wanted)
+    made = run_folder.create(folder, wanted)
     made.write_json("plan.json", {"paths": {wanted.path: {"open": True, "fits": True}}})
     tests = str(Path(tiny.__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_portable import trainer  # noqa: F401  # TRL looks for the real package while it is being imported
 from grpo_portable.rollout.protocol import Sampling
 from grpo_portable.rollout.reference import ReferenceRollout
+from grpo_portable.training import trainer  # noqa: F401  # TRL looks for the real package while it is being imported
 
 
 @dataclass

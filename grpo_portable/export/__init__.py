@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_portable import manifest, reach
+from grpo_portable import reach
 from grpo_portable.errors import ExportError, RunFolderError
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import RunFolder
-from grpo_portable.saved import adapter_fault
+from grpo_portable.run import manifest
+from grpo_portable.run.folder import RunFolder
+from grpo_portable.run.saved import adapter_fault
 
 QUANTIZE_LIMIT_S = 3600.0
 KINDS = ("adapter", "merged", "gguf")
@@ -93,7 +94,7 @@ def _load(run: RunFolder, recipe: Recipe, base: str | None) -> _Loaded:
     from grpo_portable import quiet
 
     quiet.libraries()  # before anything imports them
-    from grpo_portable import policy
+    from grpo_portable.models import policy
 
     stored = policy.stored_dtype(source)
     loaded = policy.load(source, dtype=stored)
@@ -114,7 +115,7 @@ def _adapter(
     _save_tokenizer(recipe, loaded, folder)
 
     def again() -> tuple[Any, Any]:
-        from grpo_portable import policy
+        from grpo_portable.models import policy
 
         return policy.load_adapter(loaded.model.unload(), folder).to(_device()), loaded.tokenizer
 
@@ -137,7 +138,7 @@ def _merged(
     del model
 
     def again() -> tuple[Any, Any]:
-        from grpo_portable import policy
+        from grpo_portable.models import policy
 
         read = policy.load(str(folder), dtype=chosen, device=_device())
         return read.model, read.tokenizer
@@ -151,7 +152,7 @@ def _gguf(
     run: RunFolder, recipe: Recipe, loaded: _Loaded, folder: Path, *, quantize: str, dtype: str, count: int
 ) -> Exported:
     from grpo_portable.export import gguf_file, gguf_tokens, merge, recheck
-    from grpo_portable.run import read_lines
+    from grpo_portable.run.folder import read_lines
 
     merge.require_unpacked(loaded.model)
     gguf_file.family_of(loaded.config)

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_portable import report_results, verdict
 from grpo_portable.export.merge import Faithful
 from grpo_portable.export.recheck import Check
-from grpo_portable.markdown import block, code, table
 from grpo_portable.recipe import Recipe
+from grpo_portable.report import results
+from grpo_portable.report.markdown import block, code, table
+from grpo_portable.scores import verdict
 
 MARK = "QUESTION-STANDS-HERE"
 
@@ -39,7 +40,7 @@ def card(subject: Subject) -> str:
     base = str(subject.run.get("base_model") or subject.recipe.model)
     name = base.rstrip("/").rsplit("/", 1)[-1]
     lines = [*_front(subject, base), f"# {name}, tuned with GRPO", "", f"**{verdict.sentence(subject.scores)}**", ""]
-    lines += [*report_results.results(subject.scores, subject.recipe.max_completion_tokens), ""]
+    lines += [*results.results(subject.scores, subject.recipe.max_completion_tokens), ""]
     lines += [
         "## What this is",
         "",

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_portable.cuts import CUTS, with_cut
 from grpo_portable.errors import ExportError
+from grpo_portable.models.cuts import CUTS, with_cut
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
 

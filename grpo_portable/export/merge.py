@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from grpo_portable import policy
 from grpo_portable.errors import EngineUnsupported, ExportError
+from grpo_portable.models import policy
 from grpo_portable.rollout import delta
 
 

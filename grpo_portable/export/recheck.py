@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_portable import judge, policy, prompts, questions
+from grpo_portable.answers import judge
+from grpo_portable.data import sets
 from grpo_portable.errors import ExportError
 from grpo_portable.export.gguf_file import family_of
+from grpo_portable.models import policy, prompts
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Sampling
-from grpo_portable.run import RunFolder, read_lines
+from grpo_portable.run.folder import RunFolder, read_lines
 
 ENOUGH = 0.5  # share of equal answers below which an export is called broken
 
@@ -105,7 +107,7 @@ def builder_of(recipe: Recipe, tokenizer: Any, model: Any) -> prompts.PromptBuil
     """The run's prompt builder on this tokenizer, worked examples included."""
     shots: Sequence[Any] = ()
     if recipe.few_shot:
-        shots = prompts.choose_shots(questions.load(recipe, "train").questions, recipe.few_shot, recipe.seed)
+        shots = prompts.choose_shots(sets.load(recipe, "train").questions, recipe.few_shot, recipe.seed)
     return prompts.builder(tokenizer, recipe, shots=shots, generation_stop_ids=prompts.generation_stop_ids(model))
 
 

@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from grpo_portable.answers import (
+from grpo_portable.answers.extractor import (
     CLOSE_SOLUTION,
     END_WORKING,
     OPEN_SOLUTION,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_portable import judge
-from grpo_portable.answers import has_marker
+from grpo_portable.answers import judge
+from grpo_portable.answers.extractor import has_marker
 from grpo_portable.rewards.setting import Reward, Setting, per_sample
 
 CORRECT = 1.0
@@ -39,7 +39,7 @@ def symbolic_correctness(setting: Setting) -> Reward:
     1.0 or 0.0, as the evaluation judges; None when neither reader can read the gold answer or the time runs out. RecipeError
     without math-verify.
     """
-    from grpo_portable.symbolic import SymbolicChecker
+    from grpo_portable.answers.symbolic import SymbolicChecker
 
     SymbolicChecker().require()
 

@@ -3,7 +3,7 @@
 Each row holds its next input token, how many keys it has, where it must end, whether it is still live, and its noise. A step
 feeds every row's token, draws the next and advances the live rows; rows that ended stand still until the host, which looks
 once every few steps, takes them out. The host reads back the drawn tokens only, and finds the ends by the same rule.
-Legend: N rows run, R rows held, L positions a row can hold, V vocabulary, C steps between two looks of the host.
+Legend: N rows run, R rows held, L positions a row can hold, V vocabulary, C steps whose tokens are kept.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import numpy as np
 import torch
 
 from grpo_portable.rollout import forward
+from grpo_portable.rollout.booking import State
 from grpo_portable.rollout.family import Family
 from grpo_portable.rollout.graphs import Graphs, free_to_repeat
 from grpo_portable.rollout.kv import Cache
 from grpo_portable.rollout.sampler import Drawing
-from grpo_portable.rollout.upload import upload
+from grpo_portable.rollout.upload import upload, upload_all
 from grpo_portable.rollout.weights import Weights
 
-STEPS = 8  # C at most
+STEPS = 8  # C: twice the steps of a launch, since two of them may be under way
 Read = Callable[[], tuple[np.ndarray, np.ndarray]]  # waits for steps that were launched: what `advance` returns
 SPAN = 128  # without the flash kernel a step looks at a multiple of this many positions
 PREFILL_TOKENS = {"cuda": 16384, "cpu": 4096}
@@ -34,21 +35,23 @@ CAPTURED_TOKENS, CAPTURED_SIZES, UNCAPTURED, WIDTH = 2048, 16, 3, 64
 
 
 class Landing:
-    """Pinned memory for what steps drew: the copy is made in the stream's order, and waited for by who reads it."""
+    """Pinned memory for what steps drew: the copy is made beside the stream of the steps, and waited for by who reads it."""
 
     def __init__(self, drawn: torch.Tensor, logprobs: torch.Tensor) -> None:
         self.sources = (drawn, logprobs)
         self.held = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in self.sources]
         self.landed = torch.cuda.Event()
 
-    def begin(self, steps: int, rows: int) -> Read:
-        for into, source in zip(self.held, self.sources, strict=True):
-            into[:steps].copy_(source[:steps], non_blocking=True)
-        self.landed.record()
+    def begin(self, beside: torch.cuda.Stream, places: np.ndarray, rows: int) -> Read:
+        beside.wait_stream(torch.cuda.current_stream(self.sources[0].device))
+        with torch.cuda.stream(beside):
+            for into, source in zip(self.held, self.sources, strict=True):
+                into.copy_(source, non_blocking=True)
+            self.landed.record()
 
         def read() -> tuple[np.ndarray, np.ndarray]:
             self.landed.synchronize()
-            tokens, logprobs = (held[:steps, :rows].numpy() for held in self.held)
+            tokens, logprobs = (held.numpy()[places, :rows] for held in self.held)
             return tokens, logprobs
 
         return read
@@ -74,7 +77,10 @@ class Decoder:
         self.drawn = torch.zeros(STEPS, rows, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(STEPS, rows, dtype=torch.float32, device=device)
         self.tick = torch.zeros(1, dtype=torch.long, device=device)
-        self._landings = [Landing(self.drawn, self.logprobs) for _ in range(2)] if device.type == "cuda" else []
+        self._made = 0  # steps, of this rollout
+        on_card = device.type == "cuda"
+        self._landings = [Landing(self.drawn, self.logprobs) for _ in range(2)] if on_card else []
+        self._beside = torch.cuda.Stream(device) if on_card else None
         self.graphs = Graphs(device)
         self.captures = self.graphs.enabled  # whether prefills are
         self._prompts: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
@@ -85,6 +91,8 @@ class Decoder:
     def begin(self, stops: Collection[int], drawing: Drawing) -> None:
         """Prepare a rollout: its stop ids, and the marks of seen tokens where a repetition penalty reads them."""
         self.alive.zero_()
+        self.tick.zero_()
+        self._made = 0
         self._joining, self._due = None, []  # of a rollout that was broken off
         wanted = torch.tensor(sorted(stops) or [-1], device=self.device)
         if self.stops.shape != wanted.shape:
@@ -126,11 +134,11 @@ class Decoder:
         start = np.array([len(p) - 1 for p, group in zip(prompts, copies, strict=True) for _ in group])
         inputs = [p[-1] for p, group in zip(prompts, copies, strict=True) for _ in group]
         state = np.stack([[row for group in copies for row in group], inputs, start, start + limits])
-        rows, tokens, lengths, ends = upload(state, self.device)  # one for all of it
+        (rows, tokens, lengths, ends), numbers = upload_all([state, noise], self.device)
         self.tokens[rows], self.lengths[rows], self.limits[rows] = tokens, lengths, ends
         self.alive[rows] = True
         at = lengths[:, None] + torch.arange(noise.shape[1], device=self.device)
-        self.noise[rows[:, None], at.clamp_(max=self.capacity - 1)] = upload(noise, self.device)
+        self.noise[rows[:, None], at.clamp_(max=self.capacity - 1)] = numbers
         if self.seen is not None:
             for prompt, group in zip(prompts, copies, strict=True):
                 marks = torch.zeros(self.shape.vocab, dtype=torch.bool, device=self.device)
@@ -152,7 +160,6 @@ class Decoder:
         What is returned reads, once they are made, drawn tokens and their log-probabilities, both [steps, rows]; what stands
         behind a row's end is noise. It is to be called before the next but one `advance`.
         """
-        self.tick.zero_()
         for done in range(steps):
             span = self._span(longest + done + 1)
             joining = self._join(weights, rows) if done == 0 else None
@@ -163,11 +170,13 @@ class Decoder:
                 for copy in self._due:
                     self.cache.copy(*copy)
                 self._due = []
-        if self.device.type != "cuda":
-            made = self.drawn[:steps, :rows].numpy().copy(), self.logprobs[:steps, :rows].numpy().copy()
+        places = (self._made + np.arange(steps)) % STEPS
+        self._made += steps
+        if self._beside is None:
+            made = self.drawn.numpy()[places, :rows], self.logprobs.numpy()[places, :rows]
             return lambda: made
         self._landings.reverse()
-        return self._landings[0].begin(steps, rows)
+        return self._landings[0].begin(self._beside, places, rows)
 
     def move(self, moves: Sequence[tuple[int, int]], longest: int) -> None:
         """Copy rows (from, to) with all they hold."""
@@ -195,7 +204,7 @@ class Decoder:
         return None
 
     def _step(self, weights: Weights, rows: int, span: int, drawing: Drawing, joining: Any = None) -> None:
-        tokens, lengths, alive = self.tokens[:rows], self.lengths[:rows], self.alive[:rows]
+        tokens, lengths = self.tokens[:rows], self.lengths[:rows]
         held = forward.Rows(lengths, self.leaders[:rows], self.shared[:rows], span)
         if joining is None:
             logits = forward.step(weights, self.tables, self.cache, tokens, held, self.run)
@@ -207,15 +216,14 @@ class Decoder:
         seen = None if self.seen is None or drawing.penalty == 1 else self.seen[:rows]
         noise = self.noise[:rows].gather(1, lengths[:, None])[:, 0]
         drawn, logprobs = self.run.draw(logits, noise, drawing, seen)
-        self.drawn[:, :rows].index_copy_(0, self.tick, drawn[None])
-        self.logprobs[:, :rows].index_copy_(0, self.tick, logprobs[None])
-        self.tick.add_(1)
         if seen is not None:
             seen.scatter_(1, drawn[:, None], True)
-        lengths.add_(alive)
-        tokens.copy_(torch.where(alive, drawn, tokens))
-        ended = (drawn[:, None] == self.stops).any(1) | (lengths >= self.limits[:rows])
-        alive.logical_and_(~ended)
+        self.run.book(self._state(), drawn, logprobs)
+
+    def _state(self) -> State:
+        return State(
+            self.tokens, self.lengths, self.limits, self.alive, self.stops, self.tick, self.drawn, self.logprobs
+        )
 
     def _still(self):
         """While a graph is warmed up and captured no row may advance: returns how to let them go on."""
@@ -248,7 +256,8 @@ class Decoder:
         held = self._held(len(prompts), -(-longest // WIDTH) * WIDTH) if self.captures else None
         width = -(-longest // self.run.multiple) * self.run.multiple if held is None else held[0].shape[1]
         padded = [list(p[:-1]) + [p[0]] * (width - len(p) + 1) for p in prompts]
-        given = [upload(v, self.device) for v in (padded, list(rows), [len(p) - 1 for p in prompts])]
+        counts = [len(p) - 1 for p in prompts]
+        given = upload_all([np.array(v, dtype=np.int64) for v in (padded, rows, counts)], self.device)
         if held is None:
             forward.prefill(weights, self.tables, self.cache, given[0], given[1], self.run)
             return

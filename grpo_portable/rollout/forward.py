@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from grpo_portable.rollout import attention, sampler
+from grpo_portable.rollout import attention, booking, sampler
 from grpo_portable.rollout.family import Shape
 from grpo_portable.rollout.fp8 import product_fp8
 from grpo_portable.rollout.kv import Cache
@@ -40,6 +40,7 @@ class Plain:
 
     name = "plain"
     multiple = 1  # widths that prompts are best padded to
+    skinny_rows = 0  # up to which products take any number of rows, FP8 too
     joins = False  # whether prompts can be tokens of a decode step: `ready_for_both`, `both`, `first`
 
     def __init__(self, shape: Shape, reason: str = "") -> None:
@@ -114,6 +115,10 @@ class Plain:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens [N] and their log-probabilities [N]."""
         return sampler.draw(logits, noise, drawing, seen)
+
+    def book(self, state: booking.State, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
+        """What a step leaves of its rows."""
+        booking.book(state, tokens, logprobs)
 
 
 def step(weights: Weights, tables: Tables, cache: Cache, tokens: torch.Tensor, rows: Rows, run: Plain) -> torch.Tensor:

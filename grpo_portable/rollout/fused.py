@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from grpo_portable.rollout import attention, fp8, sampler, skinny
+from grpo_portable.rollout import attention, booking, fp8, sampler, skinny
 from grpo_portable.rollout.family import Shape
 from grpo_portable.rollout.forward import Plain, Rows, Tables, product
 from grpo_portable.rollout.graphs import Graphs, free_to_repeat
@@ -171,8 +171,12 @@ class Fused(Plain):
             return super().after(x, out, layer)
         y = self._product(self._narrowed(out) if layer.out[0].scale is not None else out, layer.out)
         x, h = self._normed(x, y, layer.norm_mlp, narrow=layer.gate_up[0].scale is not None)
+        narrow = layer.down[0].scale is not None
+        if self._is_skinny(x, layer.gate_up):
+            inner = self._gated_product(h, layer.gate_up[0])
+            return x, self._product(self._narrowed(inner) if narrow else inner, layer.down)
         y = self._product(h, layer.gate_up)
-        return x, self._product(self._gated(y, x, narrow=layer.down[0].scale is not None), layer.down)
+        return x, self._product(self._gated(y, x, narrow=narrow), layer.down)
 
     def draw(
         self, logits: torch.Tensor, noise: torch.Tensor, drawing: sampler.Drawing, seen: torch.Tensor | None
@@ -202,6 +206,13 @@ class Fused(Plain):
             **self._launch(rows),
         )
         return tokens, logprobs
+
+    def book(self, state: booking.State, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
+        rows, (steps, held) = tokens.shape[0], state.drawn.shape
+        self.kernels.book_kernel[(1,)](
+            tokens, logprobs, *state, rows, held, steps, STOPS=state.stops.shape[0], BLOCK=_power(rows), num_warps=4,
+            **self._launch(rows),
+        )  # fmt: skip
 
     def _launch(self, rows: int) -> dict[str, Any]:
         """A step's kernels are launched ahead where its products are Triton's: around the library's it gains nothing."""
@@ -269,20 +280,42 @@ class Fused(Plain):
     def _narrowed(self, x: torch.Tensor) -> Narrow:
         small = self._empty_narrow(x.shape[0], x.shape[1], x.device)
         self.kernels.narrow_kernel[(x.shape[0],)](
-            x, *small, W=x.shape[1], BLOCK=_power(x.shape[1]), num_warps=8, **self._launch(x.shape[0])
+            x,
+            *small,
+            W=x.shape[1],
+            BLOCK=_power(x.shape[1]),
+            num_warps=16 if x.shape[1] > 8192 else 8,
+            **self._launch(x.shape[0]),
         )
         return small
 
     def _product(self, h: torch.Tensor | Narrow, parts: tuple[Dense, ...], *, biased: bool = False) -> Scaled:
         """`biased`: the kernel that reads the product adds its bias."""
-        x = h if isinstance(h, torch.Tensor) else h.value
-        (part, *others) = parts
-        if x.shape[0] <= self.skinny_rows and not others and (biased or part.bias is None):
+        x, part = h if isinstance(h, torch.Tensor) else h.value, parts[0]
+        if self._is_skinny(x, parts, biased=biased):
             return self._skinny(h, part)
         if isinstance(h, torch.Tensor):
             return Scaled(product(h, parts))
         assert part.unit is not None
         return Scaled(fp8.matmul(x, part.weight, part.unit, torch.bfloat16), h.scale, part.scale, part.bias)
+
+    def _is_skinny(self, x: torch.Tensor, parts: tuple[Dense, ...], *, biased: bool = False) -> bool:
+        """Whether a product of these states is Triton's; `biased`: its reader adds the bias, if there is one."""
+        return x.shape[0] <= self.skinny_rows and len(parts) == 1 and (biased or parts[0].bias is None)
+
+    def _gated_product(self, h: torch.Tensor | Narrow, part: Dense) -> torch.Tensor:
+        """activation(gate) * up [N, W] of a weight whose first half of 2 W outputs are the gates."""
+        x, scale = (h, None) if isinstance(h, torch.Tensor) else h
+        (rows, inputs), width = x.shape, part.weight.shape[0] // 2
+        cut = skinny.tiling(rows, 2 * width, inputs, self.processors, x.element_size(), most_splits=1)
+        columns = cut.columns // 2  # of each half
+        out = torch.empty(rows, width, device=x.device, dtype=torch.bfloat16 if x.element_size() == 1 else x.dtype)
+        self.kernels.gated_product_kernel[(-(-width // columns),)](
+            x, part.weight, scale, part.scale, out, rows, width, inputs, ROWS=cut.rows, COLUMNS=columns, BLOCK=cut.block,
+            STAGES=cut.stages, EVEN=inputs % cut.block == 0 and width % columns == 0,
+            ACTIVATION=self.shape.activation, SCALED=part.scale is not None, num_warps=4, **self._launch(rows),
+        )  # fmt: skip
+        return out
 
     def _skinny(self, h: torch.Tensor | Narrow, part: Dense) -> Scaled:
         x = h if isinstance(h, torch.Tensor) else h.value
@@ -312,7 +345,9 @@ def choose(shape: Shape, layer: Layer, device: torch.device, dtype: torch.dtype,
     reason = _why_not(device, dtype)
     if reason is None:
         try:
-            most = _skinny_rows(layer, device)
+            from grpo_portable.rollout import kernels
+
+            most = skinny.most_rows(torch.cuda.get_device_capability(device), kernels.CAN_OVERLAP)
             fused = Fused(shape, device, f"tried on this machine, with products of up to {most} rows", most)
             if not most or not _skinny_fits(fused, layer, device, dtype):
                 fused = Fused(shape, device, "tried on this machine")
@@ -323,20 +358,13 @@ def choose(shape: Shape, layer: Layer, device: torch.device, dtype: torch.dtype,
     return fused if reason is None else Plain(shape, reason)
 
 
-def _skinny_rows(layer: Layer, device: torch.device) -> int:
-    from grpo_portable.rollout import kernels
-
-    parts = [part for product in (layer.qkv, layer.out, layer.gate_up, layer.down) for part in product]
-    capability, fp8_weights = torch.cuda.get_device_capability(device), parts[0].scale is not None
-    return skinny.most_rows(capability, kernels.CAN_OVERLAP, sum(part.weight.nbytes for part in parts), fp8_weights)
-
-
 def _skinny_fits(fused: Fused, layer: Layer, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether Triton's products run here, give the same layer, and give it again from a captured graph, which older drivers
     do not make of launches ahead of time. If not, the library's are there.
     """
     try:
-        if _difference(fused, Plain(fused.shape), layer, device, dtype) is not None:
+        most = skinny.TILES[-1]  # `choose` tries few rows, whose products are cut otherwise
+        if _difference(fused, Plain(fused.shape), layer, device, dtype, most) is not None:
             return False
         return _captured_alike(fused, layer, device, dtype)
     except Exception:  # whatever this driver or this Triton does not take
@@ -374,9 +402,11 @@ def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 @torch.no_grad()
-def _difference(fused: Plain, plain: Plain, layer: Layer, device: torch.device, dtype: torch.dtype) -> str | None:
+def _difference(
+    fused: Plain, plain: Plain, layer: Layer, device: torch.device, dtype: torch.dtype, rows: int = fp8.ROWS
+) -> str | None:
     """None when one layer and one draw give the same both ways, else where they part."""
-    shape, rows, capacity = plain.shape, fp8.ROWS, 128
+    shape, capacity = plain.shape, 128
     draw = torch.Generator(device=device).manual_seed(0)
 
     def random(*size: int) -> torch.Tensor:
@@ -389,7 +419,7 @@ def _difference(fused: Plain, plain: Plain, layer: Layer, device: torch.device, 
     )
     angles = torch.rand(capacity, shape.head_dim, generator=draw, device=device) * 6
     tables = {name: (angles.cos().to(dtype), angles.sin().to(dtype)) for name in set(shape.rotary)}
-    lengths = torch.arange(rows, device=device) * 7
+    lengths = torch.arange(rows, device=device) * 7 % 119
     alone = torch.arange(rows, device=device, dtype=torch.int32)
     seen: list[list[torch.Tensor]] = []
     allowed = 0.02 if layer.qkv[0].scale is None else 0.1  # an FP8 state that rounds the other way is 6 % off

@@ -203,6 +203,16 @@ def join_kernel(
 
 
 @triton.jit
+def activated(gate, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "silu":
+        return gate * tl.sigmoid(gate)
+    elif ACTIVATION == "gelu_tanh":
+        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        return 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+
+
+@triton.jit
 def gated_kernel(
     both, row_scale, column_scale, out, narrow, narrow_scale, W: tl.constexpr, BLOCK: tl.constexpr,
     ACTIVATION: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr,
@@ -224,13 +234,7 @@ def gated_kernel(
         scale = tl.load(row_scale + row)
         gate = gate * scale * tl.load(column_scale + at, mask=inside, other=0.0)
         up = up * scale * tl.load(column_scale + W + at, mask=inside, other=0.0)
-    if ACTIVATION == "silu":
-        gate = gate * tl.sigmoid(gate)
-    elif ACTIVATION == "gelu_tanh":
-        gate = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    else:
-        gate = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
-    value = gate * up
+    value = activated(gate, ACTIVATION) * up
     if FP8:
         scale = tl.maximum(tl.max(tl.abs(value)), 1e-12) / FP8_MAX
         tl.store(narrow + row * W + at, (value / scale).to(narrow.dtype.element_ty), mask=inside)
@@ -304,6 +308,42 @@ def pick_kernel(
 
 
 @triton.jit
+def book_kernel(
+    drawn, logprobs, tokens, lengths, limits, alive, stops, tick, kept_tokens, kept_logprobs, rows, held, turns,
+    STOPS: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """`booking.book`, by one program."""
+    row = tl.arange(0, BLOCK)
+    inside = row < rows
+    if AHEAD:
+        gdc_wait()
+        gdc_launch_dependents()
+    at = tl.load(tick)
+    token = tl.load(drawn + row, mask=inside, other=0)
+    tl.store(kept_tokens + at * held + row, token, mask=inside)
+    tl.store(kept_logprobs + at * held + row, tl.load(logprobs + row, mask=inside, other=0.0), mask=inside)
+    going = tl.load(alive + row, mask=inside, other=0) != 0
+    length = tl.load(lengths + row, mask=inside, other=0) + going.to(tl.int64)
+    tl.store(lengths + row, length, mask=inside)
+    tl.store(tokens + row, token, mask=inside & going)
+    ended = length >= tl.load(limits + row, mask=inside, other=0)
+    for stop in tl.static_range(STOPS):
+        ended = ended | (token == tl.load(stops + stop))
+    tl.store(alive + row, going & ~ended, mask=inside)
+    tl.debug_barrier()  # the others have read it
+    tl.store(tick, (at + 1) % turns)
+
+
+@triton.jit
+def weight_tile(at, inside, left, k, EVEN: tl.constexpr):
+    """[BLOCK, COLUMNS] of a weight, which is read once; but for `EVEN` what lies outside is zero."""
+    if EVEN:
+        return tl.load(at, eviction_policy="evict_first")
+    else:
+        return tl.load(at, mask=inside & (k < left)[:, None], other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
 def skinny_kernel(
     x, w, out, rows, width, inputs, share, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
@@ -323,24 +363,62 @@ def skinny_kernel(
     state = x + row[:, None] * inputs + (begin + k)[None, :]
     present = (row < rows)[:, None]
     inside = (column < width)[None, :]
-    if EVEN:
-        tile = tl.load(weight, eviction_policy="evict_first")
-    else:
-        tile = tl.load(weight, mask=inside & (k < count)[:, None], other=0.0, eviction_policy="evict_first")
+    tile = weight_tile(weight, inside, count, k, EVEN)
     if AHEAD:
         gdc_wait()
         gdc_launch_dependents()
-    states = tl.load(state, mask=present & (k < count)[None, :], other=0.0)
-    sums = tl.dot(states, tile)
+    sums = tl.dot(tl.load(state, mask=present & (k < count)[None, :], other=0.0), tile)
     for at in tl.range(BLOCK, count, BLOCK, num_stages=STAGES):
+        tile = weight_tile(weight + at, inside, count - at, k, EVEN)
         if EVEN:
-            tile = tl.load(weight + at, eviction_policy="evict_first")
             states = tl.load(state + at, mask=present, other=0.0)
         else:
-            tile = tl.load(
-                weight + at, mask=inside & (at + k < count)[:, None], other=0.0, eviction_policy="evict_first"
-            )
             states = tl.load(state + at, mask=present & (at + k < count)[None, :], other=0.0)
         sums = tl.dot(states, tile, sums)
     place = out + (split * rows + row)[:, None].to(tl.int64) * width + column[None, :]
     tl.store(place, sums.to(out.dtype.element_ty), mask=present & inside)
+
+
+@triton.jit
+def gated_product_kernel(
+    x, w, row_scale, column_scale, out, rows, width, inputs, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, ACTIVATION: tl.constexpr, SCALED: tl.constexpr,
+    AHEAD: tl.constexpr,
+):  # fmt: skip
+    """activation(gate) * up, COLUMNS of [rows, width], where [gate, up] is x [rows, inputs] times w [2 * width, inputs].
+
+    As `skinny_kernel` does, but that a program computes the same columns of both halves, so that neither is written down.
+    `EVEN`: `inputs` is a multiple of BLOCK, and `width` of COLUMNS.
+    """
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.arange(0, ROWS)
+    k = tl.arange(0, BLOCK)
+    gates = w + column.to(tl.int64)[None, :] * inputs + k[:, None]
+    ups = gates + width.to(tl.int64) * inputs
+    state = x + row[:, None] * inputs + k[None, :]
+    present = (row < rows)[:, None]
+    inside = (column < width)[None, :]
+    gate_tile = weight_tile(gates, inside, inputs, k, EVEN)
+    up_tile = weight_tile(ups, inside, inputs, k, EVEN)
+    if AHEAD:
+        gdc_wait()
+        gdc_launch_dependents()
+    states = tl.load(state, mask=present & (k < inputs)[None, :], other=0.0)
+    gate = tl.dot(states, gate_tile)
+    up = tl.dot(states, up_tile)
+    for at in tl.range(BLOCK, inputs, BLOCK, num_stages=STAGES):
+        gate_tile = weight_tile(gates + at, inside, inputs - at, k, EVEN)
+        up_tile = weight_tile(ups + at, inside, inputs - at, k, EVEN)
+        if EVEN:
+            states = tl.load(state + at, mask=present, other=0.0)
+        else:
+            states = tl.load(state + at, mask=present & (at + k < inputs)[None, :], other=0.0)
+        gate = tl.dot(states, gate_tile, gate)
+        up = tl.dot(states, up_tile, up)
+    if SCALED:
+        scale = tl.load(row_scale + row, mask=row < rows, other=0.0)[:, None]
+        gate = gate * scale * tl.load(column_scale + column[None, :], mask=inside, other=0.0)
+        up = up * scale * tl.load(column_scale + width + column[None, :], mask=inside, other=0.0)
+    value = activated(gate, ACTIVATION) * up
+    place = out + row[:, None].to(tl.int64) * width + column[None, :]
+    tl.store(place, value.to(out.dtype.element_ty), mask=present & inside)

@@ -26,6 +26,7 @@ from grpo_portable.rollout.stops import StopStrings
 from grpo_portable.rollout.weights import PRODUCTS, Keeper, copy_bytes
 
 COPIES = ("auto", "none", "bf16", "fp8")
+LARGE = 3 << 30  # bytes of weights that take a card as long to read as the host takes to admit a prompt
 HOST_SHARE = 1 / 16  # of a CPU's free memory may go to a copy: less than what the plan leaves free
 
 
@@ -67,7 +68,7 @@ class PortableRollout:
         self.tick = silent
         self._bind(policy)
         self.context = min(self.family.shape.context, max_context or self.family.shape.context)
-        if self.keeper.kind == "fp8":
+        if self.keeper.kind == "fp8" and rows > self.run.skinny_rows:
             self.rows = -(-rows // fp8.ROWS) * fp8.ROWS
         self.buckets = self._buckets()
         self._decoder: Decoder | None = None
@@ -168,16 +169,21 @@ class PortableRollout:
         return _Flight(live, requests, steps, read)
 
     def _buckets(self) -> tuple[int, ...]:
-        """Row counts a step may run with: any on the CPU, few where each is a captured graph, multiples of 16 for FP8."""
+        """Row counts a step may run with: any on the CPU, few where each is a captured graph, multiples of 16 for the library's
+        FP8 products."""
         if self.keeper.device.type != "cuda":
             return tuple(range(1, self.rows + 1))
         step = fp8.ROWS if self.keeper.kind == "fp8" else 1
-        return tuple(b for b in row_buckets(self.rows) if b % step == 0)
+        return tuple(b for b in row_buckets(self.rows) if b % step == 0 or b <= self.run.skinny_rows)
 
     @property
     def _look_every(self) -> int:
-        """Steps of a launch: few where the host works meanwhile, since an ended row waits for two launches."""
-        return 2 if self.ahead else 4
+        """Steps of a launch: few where the host works meanwhile, since an ended row waits for two launches; one where that
+        gives it the milliseconds it takes."""
+        if not self.ahead:
+            return 4
+        kind = "fp8" if self.keeper.kind == "fp8" else "copy"
+        return 1 if copy_bytes(self.family, kind, self.keeper.dtype) >= LARGE else 2
 
     def _bind(self, policy: Any) -> None:
         self.policy, self.family = policy, read(policy)

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from grpo_portable import policy
 from grpo_portable.errors import EngineError, ServerError
+from grpo_portable.models import policy
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import server_request
 from grpo_portable.rollout.protocol import APART, Completion, Sampling

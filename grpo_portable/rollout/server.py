@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from grpo_portable.errors import EngineError, EngineUnsupported, GrpoPortableError, ServerError
-from grpo_portable.processes import Processes, here
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import served, server_request, vllm_adapter
 from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent
@@ -29,6 +28,7 @@ from grpo_portable.rollout.requests import check, seeded
 from grpo_portable.rollout.scratch import Scratch
 from grpo_portable.rollout.server_client import KEY, Client, Refused
 from grpo_portable.rollout.stops import StopStrings
+from grpo_portable.run.processes import Processes, here
 
 CONNECTIONS = 64  # prompts in flight; the server batches their completions as it can
 ANSWER_LIMIT_S = (

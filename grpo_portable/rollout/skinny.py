@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-TILES = (16, 32, 64)  # rows a program computes: the least that tensor cores take, and twice and four times that
+TILES = (16, 64)  # rows a program computes: the least that tensor cores take, and that those of a whole warp group do
+COLUMNS = 64  # outputs a program computes; half of them where that leaves half the card idle
 BLOCK_BYTES = 256  # of a weight's row that one turn of a program's loop reads
-LEAST_TURNS = 3  # of a split
+LEAST_TURNS = 2  # of a split
 MOST_SPLITS = 8
-PROGRAMS = 2.3  # wanted a multiprocessor
 MEASURED_ON = (9, 0)  # the compute capability on which these products were found faster than cuBLAS
-SMALL_LAYER = 16 << 20  # bytes: a layer whose kernels take less time than their launches
 
 
 class Tiling(NamedTuple):
@@ -31,28 +30,37 @@ class Tiling(NamedTuple):
     even: bool
 
 
-def tiling(rows: int, width: int, inputs: int, processors: int, itemsize: int = 2) -> Tiling:
+def tiling(
+    rows: int, width: int, inputs: int, processors: int, itemsize: int = 2, *, most_splits: int = MOST_SPLITS
+) -> Tiling:
     """The cut of a product of `rows` states with a weight [width, inputs] whose values take `itemsize` bytes."""
     tile = next(t for t in TILES if t >= rows)
     block = BLOCK_BYTES // itemsize
-    columns = 64 if width // 64 >= 2 * processors else 32
-    programs, splits = -(-width // columns), 1
-    while (
-        programs * splits < PROGRAMS * processors
-        and splits < MOST_SPLITS
-        and inputs >= 2 * splits * LEAST_TURNS * block
-    ):
-        splits *= 2
+    if inputs < 8 * block:
+        block //= 2
+    most = max(1, min(most_splits, inputs // (LEAST_TURNS * block)))
+    columns = COLUMNS if 2 * most * -(-width // COLUMNS) >= processors else COLUMNS // 2
+    tiles = -(-width // columns)
+    if tile == TILES[-1] and tiles > processors:  # programs share a multiprocessor's memory: less of it each
+        block //= 2
+    splits = _splits(tile, tiles, processors, most)
     share = -(-inputs // (splits * block)) * block
     splits = -(-inputs // share)
     even = inputs % block == 0 and inputs == share * splits and width % columns == 0
-    return Tiling(tile, columns, block, splits, share, 3, even)
+    return Tiling(tile, columns, block, splits, share, 3 if tiles > 2 * processors else 4, even)
 
 
-def most_rows(capability: tuple[int, int], can_overlap: bool, layer_bytes: int, fp8: bool) -> int:
-    """Rows up to which a layer's products are better Triton's; 0 where that was not measured, or kernels cannot overlap."""
-    if capability != MEASURED_ON or not can_overlap:
-        return 0
-    if layer_bytes <= SMALL_LAYER:
-        return 64
-    return 16 if fp8 else 32
+def _splits(tile: int, tiles: int, processors: int, most: int) -> int:
+    """Of the inputs: small tiles as many as fill the card, in powers of two; large ones, of which a multiprocessor's memory
+    holds one, as many as it has room for."""
+    if tile == TILES[-1]:
+        return max(1, min(processors // tiles, most))
+    splits = 1
+    while 20 * tiles * splits < 19 * processors and 2 * splits <= most:
+        splits *= 2
+    return splits
+
+
+def most_rows(capability: tuple[int, int], can_overlap: bool) -> int:
+    """Rows up to which products are better Triton's; 0 where that was not measured, or kernels cannot overlap."""
+    return TILES[-1] if capability == MEASURED_ON and can_overlap else 0

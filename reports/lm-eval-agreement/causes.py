@@ -1,12 +1,12 @@
-"""Why lm-evaluation-harness and grpo_portable.answers read different numbers in the same answer: one name a cause."""
+"""Why lm-evaluation-harness and answers/extractor.py read different numbers in the same answer: one name a cause."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
 
-from grpo_portable import answers
-from grpo_portable.phrases import Reading
+from grpo_portable.answers import extractor
+from grpo_portable.answers.phrases import Reading
 
 # cause → (what it is, why ours holds)
 CAUSES = {
@@ -70,7 +70,7 @@ def cause(filter_: str, text: str, ours: Reading, theirs: str, their_number: Fra
     if ours.value is not None:
         if ours.value.denominator != 1 and "/" in around:
             return "fraction"
-        return "repetition" if answers.ended_text(text) != text else "said-before"
+        return "repetition" if extractor.ended_text(text) != text else "said-before"
     if not _WELL_FORMED.fullmatch(theirs):
         return "malformed"
     if re.match(r"[a-wyz]|x(?!\s?[0-9])", text[at + len(theirs) :]):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads a run's saved GSM8K answers with lm-evaluation-harness and with grpo_portable.answers, and lists every difference.
+"""Reads a run's saved GSM8K answers with lm-evaluation-harness and with answers/extractor.py, and lists every difference.
 
     pip install lm_eval . && python compare.py RUN_FOLDER [--data gsm8k/test.jsonl] [--out FOLDER]
 
@@ -25,9 +25,9 @@ from typing import Any
 import causes  # beside this file
 import page
 
-from grpo_portable import answers
-from grpo_portable.markdown import shorten
-from grpo_portable.run import read_lines
+from grpo_portable.answers import extractor
+from grpo_portable.report.markdown import shorten
+from grpo_portable.run.folder import read_lines
 
 STYLE = "gsm8k_marker"
 STAGES = ("base", "bootstrap", "tuned")
@@ -161,8 +161,8 @@ def number(text: str) -> Fraction | None:
 
 def _mark(stage: str, filter_: str, record: Mapping[str, Any], gold: str, theirs: str, theirs_right: bool) -> Mark:
     text, cut = record["completion"], record.get("finish_reason") == "length"
-    ours = answers.read(text, STYLE) if page.OURS[filter_] == "strict" else answers.read_lenient(text, STYLE)
-    truth = answers.read_gold(gold, STYLE).value
+    ours = extractor.read(text, STYLE) if page.OURS[filter_] == "strict" else extractor.read_lenient(text, STYLE)
+    truth = extractor.read_gold(gold, STYLE).value
     ours_right = ours.value is not None and ours.value == truth
     differs = "verdict" if ours_right != theirs_right else "reading" if ours.value != number(theirs) else None
     return Mark(
@@ -186,7 +186,7 @@ def _gold(record: Mapping[str, Any], published: Mapping[str, str]) -> str:
     gold = published.get(record["question"])
     if gold is None:
         return f"#### {record['gold']}"
-    if answers.read_gold(gold, STYLE).value != answers.read_gold(record["gold"], STYLE).value:
+    if extractor.read_gold(gold, STYLE).value != extractor.read_gold(record["gold"], STYLE).value:
         raise ValueError(f"{record['id']}: the saved gold {record['gold']} is not the published one")
     return gold
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import causes  # beside this file
 
-from grpo_portable import stats
-from grpo_portable.markdown import code, table
-from grpo_portable.verdict import p_text, points, span
+from grpo_portable.report.markdown import code, table
+from grpo_portable.scores import stats
+from grpo_portable.scores.verdict import p_text, points, span
 
 if TYPE_CHECKING:
     from compare import Arm, Mark

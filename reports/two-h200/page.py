@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from doctor.cards import find_card
-from grpo_portable.bench_gpus import table
+from grpo_portable.bench.gpus import table
 
 HERE = Path(__file__).parent
 FILES = ("step.json", "rollout.json", "compare.txt", "topology.txt", "facts.json")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import RunFolder, append_line, create
+from grpo_portable.run.folder import RunFolder, append_line, create
 
 NAMES = ("Mina", "Tom", "Ada", "Ravi", "Lena", "Omar")
 THINGS = ("apples", "pencils", "stamps", "marbles", "cups")

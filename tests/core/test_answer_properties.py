@@ -9,7 +9,7 @@ import spent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_portable.answers import extract, extract_lenient, has_marker, is_correct, parse_gold
+from grpo_portable.answers.extractor import extract, extract_lenient, has_marker, is_correct, parse_gold
 
 STYLES = ("gsm8k_marker", "tagged", "boxed", "free")
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_portable import answers
-from grpo_portable.answers import (
+from grpo_portable.answers import extractor
+from grpo_portable.answers.extractor import (
     extract,
     extract_lenient,
     has_marker,
@@ -16,7 +16,7 @@ from grpo_portable.answers import (
     is_correct_lenient,
     parse_gold,
 )
-from grpo_portable.markup import balanced
+from grpo_portable.answers.markup import balanced
 
 CASES = json.loads((Path(__file__).parent / "answer_cases.json").read_text(encoding="utf-8"))
 
@@ -418,7 +418,7 @@ def test_format_is_judged_apart_from_the_value(style: str, text: str, kept: bool
 
 
 def test_why_there_is_no_answer() -> None:
-    assert answers.read("#### 5 or 18", "gsm8k_marker").reason == "several numbers"
-    assert answers.read("18", "gsm8k_marker").reason == "no marker"
-    assert answers.read("<think>18", "gsm8k_marker").reason == "thinking that is never closed"
-    assert answers.read("#### 18", "gsm8k_marker") == (Fraction(18), "")
+    assert extractor.read("#### 5 or 18", "gsm8k_marker").reason == "several numbers"
+    assert extractor.read("18", "gsm8k_marker").reason == "no marker"
+    assert extractor.read("<think>18", "gsm8k_marker").reason == "thinking that is never closed"
+    assert extractor.read("#### 18", "gsm8k_marker") == (Fraction(18), "")

@@ -8,10 +8,11 @@ import json
 import pytest
 from transformers import AutoModelForCausalLM
 
-from grpo_portable import bench, policy
-from grpo_portable.bench import Workload, bench_rollout, main, table
-from grpo_portable.bench_policy import random_policy
+from grpo_portable.bench import rollout
+from grpo_portable.bench.policy import random_policy
+from grpo_portable.bench.rollout import Workload, bench_rollout, main, table
 from grpo_portable.errors import UsageError
+from grpo_portable.models import policy
 
 SMALL = Workload(prompts=2, group=2, prompt_tokens=6, new_tokens=8)
 
@@ -67,7 +68,7 @@ def test_a_4_bit_policy_is_what_the_4_bit_path_trains(tmp_path) -> None:
     pytest.importorskip("bitsandbytes")
     import torch
 
-    config = bench.config_of("tiny")
+    config = rollout.config_of("tiny")
     ours, _ = random_policy(config, "nf4", 4, 3, torch.device("cpu"), torch.float32)
     base, adapted = ours.get_base_model(), type(ours.base_model.model.model.layers[0].mlp.up_proj)
     assert adapted.__name__ == "Linear4bit" and type(base.lm_head) is torch.nn.Linear

@@ -7,13 +7,14 @@ import pytest
 
 from doctor import memory
 from doctor.shapes import shape_of
-from grpo_portable import bench_child, catalogue
-from grpo_portable import bench_step as room
-from grpo_portable.bench_checkpoint import alternating
-from grpo_portable.bench_memory import against_ledger
-from grpo_portable.bench_step import bench_step, main, table
+from grpo_portable.bench import child
+from grpo_portable.bench import step as room
+from grpo_portable.bench.checkpoint import alternating
+from grpo_portable.bench.memory import against_ledger
+from grpo_portable.bench.step import bench_step, main, table
+from grpo_portable.plan import catalogue
+from grpo_portable.plan.settle import Settled
 from grpo_portable.recipe import load
-from grpo_portable.settle import Settled
 
 SMALL = [
     "path=cpu",
@@ -47,7 +48,7 @@ def test_a_side_that_fails_has_its_error_and_the_other_its_figures(tmp_path):
     assert "no_such_module" in report["ours"]["error"] and report["times_faster"] is None
     assert "no_such_module" in table(report)
     assert report["ours"]["memory"]["device_peak_gib"] > 0.1  # what was held until then
-    killed = bench_child.run(
+    killed = child.run(
         [sys.executable, "-c", "import os; print('the last word', flush=True); os._exit(9)"], tmp_path, 60
     )
     assert killed == {"error": "exit code 9: the last word"}

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import tiny
 
-from grpo_portable import bootstrap, prompts
-from grpo_portable.arguments import sft_arguments
-from grpo_portable.batches import ShuffledSteps, by_length_within_steps
-from grpo_portable.data import Question
+from grpo_portable.data.questions import Question
 from grpo_portable.errors import DataError
+from grpo_portable.models import prompts
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Completion, Sampling
+from grpo_portable.training import bootstrap
+from grpo_portable.training.arguments import sft_arguments
+from grpo_portable.training.batches import ShuffledSteps, by_length_within_steps
 
 RECIPE = replace(Recipe(), max_completion_tokens=32, prompt_template="{question}\n", seed=3)
 QUESTIONS = [Question(f"q-{i}", f"{i} plus 1?", str(i + 1), f"{i}+1={i + 1}\n#### {i + 1}") for i in range(10)]

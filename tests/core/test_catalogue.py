@@ -20,8 +20,9 @@ from doctor.facts import Facts, Gpu, Host, Probe, facts_from_json
 from doctor.phrases import verdict
 from doctor.plan import diagnose
 from doctor.speed import duration
-from grpo_portable import catalogue, cli, launch, listing, planning, recipe_page, rewards
+from grpo_portable import cli, launch, recipe_page, rewards
 from grpo_portable.errors import PathClosed, RecipeError, RunFolderError, UsageError
+from grpo_portable.plan import catalogue, listing, planning
 from grpo_portable.recipe import Recipe, load, override, to_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -460,7 +461,7 @@ def test_the_wheel_holds_every_module_and_file(wheel: Path) -> None:
 def test_recipes_are_found_where_there_is_no_checkout(wheel: Path, tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path[:0] = [{str(wheel)!r}]\n"
-        "from grpo_portable import catalogue, recipe, rollout\n"
+        "from grpo_portable import recipe, rollout\nfrom grpo_portable.plan import catalogue\n"
         f"assert catalogue.__file__.startswith({str(wheel)!r}), catalogue.__file__\n"
         "print(len(catalogue.entries()), len(recipe.load(catalogue.find('dapo-llama-3.2-1b-fp8')).chat_template) > 50)"
     )

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from grpo_portable import checkpoint
+from grpo_portable.training import checkpoint
 
 
 def trained(steps: int = 3, optimizer_class: type = torch.optim.AdamW) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -14,9 +14,9 @@ import run_folders
 
 from doctor.facts import Facts
 from grpo_portable import cli, launch
-from grpo_portable import run as run_folder
 from grpo_portable.errors import ModelError, PathClosed, UsageError
 from grpo_portable.recipe import Recipe, load, override, to_yaml
+from grpo_portable.run import folder as run_folder
 
 ROWS = [{"question": f"What is {a} + 1?", "answer": f"{a} + 1 = {a + 1}\n#### {a + 1}"} for a in range(40)]
 
@@ -70,8 +70,8 @@ def test_mistakes_are_told_in_a_few_lines(tmp_path, monkeypatch, capsys, argumen
 
 
 def test_a_package_that_only_an_export_or_a_bench_needs_is_told_in_three_lines(monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "grpo_portable.bench", raising=False)
-    monkeypatch.delattr("grpo_portable.bench", raising=False)
+    monkeypatch.delitem(sys.modules, "grpo_portable.bench.rollout", raising=False)
+    monkeypatch.delattr("grpo_portable.bench.rollout", raising=False)
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(SystemExit) as ended:
         cli.main(["bench", "rollout", "--shape", "qwen3-4b"])
@@ -81,8 +81,8 @@ def test_a_package_that_only_an_export_or_a_bench_needs_is_told_in_three_lines(m
 
 
 def test_a_module_of_ours_that_is_gone_is_no_missing_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "grpo_portable.bench", None)
-    monkeypatch.delattr("grpo_portable.bench", raising=False)
+    monkeypatch.setitem(sys.modules, "grpo_portable.bench.rollout", None)
+    monkeypatch.delattr("grpo_portable.bench.rollout", raising=False)
     with pytest.raises(ModuleNotFoundError):
         cli.main(["bench", "rollout"])
 

@@ -7,10 +7,10 @@ import json
 import pytest
 import run_folders
 
-from grpo_portable import stats
-from grpo_portable.compare import compare
 from grpo_portable.errors import DataError, RunFolderError
-from grpo_portable.side_by_side import side_by_side
+from grpo_portable.report.compare import compare
+from grpo_portable.report.side_by_side import side_by_side
+from grpo_portable.scores import stats
 
 
 def two(tmp_path, a: list[str], b: list[str], base: list[str] | None = None, **recipe):

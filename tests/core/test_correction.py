@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from grpo_portable.correction import Gap, SamplerCorrection, sums_apart, truncated_ratios
 from grpo_portable.errors import EngineError
 from grpo_portable.rollout.protocol import Completion, Sampling
-from grpo_portable.run import read_lines
+from grpo_portable.run.folder import read_lines
+from grpo_portable.training.correction import Gap, SamplerCorrection, sums_apart, truncated_ratios
 
 
 def test_ratios_by_hand() -> None:

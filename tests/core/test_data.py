@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_portable.data import Question, load_questions, normalised, overlap, refuse_overlap
+from grpo_portable.data.questions import Question, load_questions, normalised, overlap, refuse_overlap
 from grpo_portable.errors import DataError
 
 ROWS = [
@@ -229,7 +229,7 @@ def test_reading_questions_imports_no_torch(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "x.jsonl", ROWS)
     code = f"""
 import sys
-from grpo_portable.data import load_questions
+from grpo_portable.data.questions import load_questions
 load_questions({str(file)!r})
 print("torch" in sys.modules)
 """

@@ -2,10 +2,10 @@
 
 import pytest
 
-from grpo_portable import edited
 from grpo_portable.errors import RunFolderError
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import RunFolder, create, read_lines
+from grpo_portable.run import edited
+from grpo_portable.run.folder import RunFolder, create, read_lines
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from doctor.shape_files import shape_from_path
 from doctor.shapes import count, shape_of
-from grpo_portable import catalogue
-from grpo_portable.answers import is_correct, is_correct_lenient, parse_gold
+from grpo_portable.answers.extractor import is_correct, is_correct_lenient, parse_gold
 from grpo_portable.embedded import model_folder, problems
 from grpo_portable.embedded.build import HABITS, Phase, Settings, build, drill, habitual
 from grpo_portable.embedded.problems import LARGEST, REPORT_COUNT, REPORT_SEED, SPLITS, draw, draw_distinct, generate
 from grpo_portable.embedded.templates import TEMPLATES
 from grpo_portable.errors import DataError
+from grpo_portable.plan import catalogue
 from grpo_portable.recipe import load
 
 STYLE = "gsm8k_marker"

@@ -7,7 +7,7 @@ import pytest
 from grpo_portable.errors import ModelError, UsageError
 from grpo_portable.eval_task import OF_THIS_MACHINE, WEIGHTS, eval_task
 from grpo_portable.recipe import Recipe, load
-from grpo_portable.run import create
+from grpo_portable.run.folder import create
 
 EMPTY = (2).to_bytes(8, "little") + b"{}"  # a safetensors file without tensors
 RECIPE = Recipe(

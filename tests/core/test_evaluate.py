@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import tiny
 
-from grpo_portable import prompts
-from grpo_portable.data import Question
+from grpo_portable.data.questions import Question
 from grpo_portable.evaluate import Progress, evaluate, is_complete, join, share_of
+from grpo_portable.models import prompts
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.portable import PortableRollout
 from grpo_portable.rollout.protocol import Completion, Sampling
 from grpo_portable.rollout.reference import ReferenceRollout
-from grpo_portable.run import append_line, read_lines
+from grpo_portable.run.folder import append_line, read_lines
 
 RECIPE = replace(Recipe(), rollout_rows=1, max_completion_tokens=7, stop=("\n\n",), seed=3)  # chunks of four questions
 QUESTIONS = [Question(f"test-{i}", f"{i}+1?", str(i + 1), "") for i in range(10)]

@@ -17,12 +17,15 @@ import tiny
 import torch
 from typer.testing import CliRunner
 
-from grpo_portable import cli, cuts, evaluate, export, policy, prompts, run, scoring
-from grpo_portable.data import Question
+from grpo_portable import cli, evaluate, export
+from grpo_portable.data.questions import Question
 from grpo_portable.errors import ExportError, RunFolderError
 from grpo_portable.export import card, gguf_file, gguf_tokens, merge, recheck
+from grpo_portable.models import cuts, policy, prompts
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import portable
+from grpo_portable.run import folder as run_folder
+from grpo_portable.scores import scoring
 
 TEXTS = [
     "Natalia sold 48 clips in April, and then she sold half as many clips in May.",
@@ -34,7 +37,7 @@ TEXTS = [
 def test_without_the_package_gguf_nothing_is_loaded_for_a_gguf_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = run.create(tmp_path / "run", Recipe())
+    made = run_folder.create(tmp_path / "run", Recipe())
     made.adapter.mkdir()
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(export, "_load", lambda *_: pytest.fail("the base was loaded"))
@@ -129,10 +132,10 @@ def adapted(model: Any, recipe: Recipe, seed: int = 1) -> Any:
     return wrapped
 
 
-def finished(folder: Path, model: str, recipe: Recipe = RECIPE, questions: int = 24) -> run.RunFolder:
+def finished(folder: Path, model: str, recipe: Recipe = RECIPE, questions: int = 24) -> run_folder.RunFolder:
     """A run folder as training leaves it, with an adapter made up here and the answers it really gives."""
     recipe = replace(recipe, model=model)
-    made = run.create(folder, recipe)
+    made = run_folder.create(folder, recipe)
     loaded = policy.load(model, dtype=policy.stored_dtype(model))
     asked = [
         Question(f"test-{i}", row["question"], row["answer"][-1], row["answer"])
@@ -163,9 +166,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(base: Path, tmp_path_factory: pytest.TempPathFactory) -> run.RunFolder:
+def whole(base: Path, tmp_path_factory: pytest.TempPathFactory) -> run_folder.RunFolder:
     made = finished(tmp_path_factory.mktemp("whole") / "run", str(base))
-    texts = {stage: [r["completion"] for r in run.read_lines(made.generations(stage))] for stage in ("base", "tuned")}
+    texts = {
+        stage: [r["completion"] for r in run_folder.read_lines(made.generations(stage))] for stage in ("base", "tuned")
+    }
     assert len(set(texts["tuned"])) > 10, "the test model must say different things"
     assert sum(a != b for a, b in zip(texts["base"], texts["tuned"], strict=True)) > 20, (
         "the adapter must change what it says"
@@ -196,7 +201,7 @@ def test_bars_of_libraries_are_off_when_an_export_loads_its_model() -> None:
     ],
 )
 def test_an_export_answers_as_the_run_did(
-    whole: run.RunFolder, tmp_path: Path, to: str, quantize: str, files: set
+    whole: run_folder.RunFolder, tmp_path: Path, to: str, quantize: str, files: set
 ) -> None:
     done = export.export(whole, to, out=tmp_path / "out", quantize=quantize)
     assert done.check is not None
@@ -218,7 +223,7 @@ def test_an_export_answers_as_the_run_did(
 
 
 def test_an_export_that_answers_otherwise_is_called_broken_and_says_so_in_its_card(
-    whole: run.RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: run_folder.RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gguf_file, "permuted", lambda data, heads: data)
     with pytest.raises(ExportError, match="does not answer as the run's tuned model did"):
@@ -234,14 +239,14 @@ def test_a_run_that_trained_all_weights_is_exported_merged_only(base: Path, tmp_
 
 
 def test_what_stands_in_the_way_is_told_before_anything_is_written(
-    whole: run.RunFolder, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: run_folder.RunFolder, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("x")
     with pytest.raises(RunFolderError, match="not empty"):
         export.export(whole, "merged", out=tmp_path / "full")
     with pytest.raises(RunFolderError, match="it has no adapter yet"):
-        export.export(run.create(tmp_path / "young", replace(RECIPE, model=str(base))), "merged")
+        export.export(run_folder.create(tmp_path / "young", replace(RECIPE, model=str(base))), "merged")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ExportError, match="llama-quantize") as refused:
         export.export(whole, "gguf", out=tmp_path / "q4", quantize="q4_k_m")
@@ -250,7 +255,7 @@ def test_what_stands_in_the_way_is_told_before_anything_is_written(
 
 
 def test_q4_k_m_goes_through_llama_cpps_own_tool(
-    whole: run.RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: run_folder.RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "bin" / "llama-quantize"
     tool.parent.mkdir()
@@ -266,7 +271,7 @@ def test_q4_k_m_goes_through_llama_cpps_own_tool(
             export.export(whole, "gguf", out=tmp_path / "again", quantize="q4_k_m")
 
 
-def test_the_command(whole: run.RunFolder, tmp_path: Path) -> None:
+def test_the_command(whole: run_folder.RunFolder, tmp_path: Path) -> None:
     done = CliRunner().invoke(
         cli.app, ["export", str(whole.path), "--to", "merged", "--out", str(tmp_path / "m"), "--check", "3"]
     )

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from grpo_portable import failure, ladder
 from grpo_portable.errors import EngineError, Interrupted, NonFiniteError, RewardError, UsageError
-from grpo_portable.phase import Doing, Phase
+from grpo_portable.supervision import failure, ladder
+from grpo_portable.supervision.phase import Doing, Phase
 
 FULL = OSError(28, "No space left on device")
 

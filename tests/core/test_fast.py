@@ -18,14 +18,17 @@ import training
 
 from doctor.facts import Probe, facts_from_json
 from doctor.shapes import shape_of
-from grpo_portable import engines, fast, ladder, planning, policy
+from grpo_portable import engines, fast
 from grpo_portable.combinations import check
 from grpo_portable.errors import EngineError, EngineUnsupported, PathClosed, RecipeError
-from grpo_portable.phase import Doing, Phase
+from grpo_portable.models import policy
+from grpo_portable.plan import planning
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Sampling
 from grpo_portable.rollout.reference import ReferenceRollout
-from grpo_portable.run import read_lines
+from grpo_portable.run.folder import read_lines
+from grpo_portable.supervision import ladder
+from grpo_portable.supervision.phase import Doing, Phase
 
 WIDE = {"initializer_range": 0.3}  # logits far enough apart that an adapter changes greedy tokens
 GREEDY = Sampling(max_tokens=10, temperature=0.0)

@@ -14,10 +14,11 @@ import torch
 import training
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo_portable import few_kernels, lora_product, policy
-from grpo_portable.lora_product import LoraProduct, lora_products
+from grpo_portable.models import policy
 from grpo_portable.recipe import Recipe
-from grpo_portable.walks import short_walks
+from grpo_portable.updates import few_kernels, lora_product
+from grpo_portable.updates.lora_product import LoraProduct, lora_products
+from grpo_portable.updates.walks import short_walks
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
 MOVES_NOTHING = {

@@ -13,11 +13,12 @@ from doctor.diagnosis import About
 from doctor.facts import Facts, facts_from_json
 from doctor.plan import diagnose
 from doctor.shapes import shape_of
-from grpo_portable import announce, gpus, planning, ranks_command, supervise
 from grpo_portable.errors import PathClosed, RecipeError, UsageError
-from grpo_portable.ladder import Ending, Rung, next_step
-from grpo_portable.phase import Doing, Phase
+from grpo_portable.plan import announce, gpus, planning
 from grpo_portable.recipe import Recipe, check
+from grpo_portable.supervision import command, supervise
+from grpo_portable.supervision.ladder import Ending, Rung, next_step
+from grpo_portable.supervision.phase import Doing, Phase
 
 L4 = card("NVIDIA L4", "8.9", 22.0)
 RECIPE = replace(Recipe(), model="Qwen/Qwen3-0.6B", data="openai/gsm8k", prompts_per_step=8, group_size=8)
@@ -165,7 +166,7 @@ def test_a_worker_sees_its_gpus_alone(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    environment = ranks_command.environment(Rung("bf16-hf", 8, 64, gpus=gpus, processes=max(1, len(gpus))))
+    environment = command.environment(Rung("bf16-hf", 8, 64, gpus=gpus, processes=max(1, len(gpus))))
     assert environment.get("CUDA_VISIBLE_DEVICES") == (shown if gpus else visible)
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 

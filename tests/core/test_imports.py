@@ -30,27 +30,36 @@ class Layer:
 # named, is a failure; a new one is a decision, and is made here and in ARCHITECTURE.md.
 LAYERS = {
     "errors": Layer("errors"),
-    "words": Layer("markdown verdict quiet"),
-    "phase": Layer("phase"),
-    "statistics": Layer("stats windows"),
-    "answers": Layer("numbers markup phrases answers symbolic judge", "errors"),
+    "words": Layer("quiet scores scores.verdict"),
+    "phase": Layer("supervision supervision.phase"),
+    "statistics": Layer("scores.stats scores.windows"),
+    "answers": Layer(
+        "answers answers.numbers answers.markup answers.phrases answers.extractor answers.symbolic answers.judge",
+        "errors",
+    ),
     "recipe": Layer("recipe combinations", "errors", "diagnosis"),
-    "ladder": Layer("ladder ranks_command", "phase", asks="diagnosis spread"),
-    "run": Layer("run manifest saved edited progress pulse processes deadline", "errors words phase recipe", "privacy"),
+    "ladder": Layer("supervision.ladder supervision.command", "phase", asks="diagnosis spread"),
+    "run": Layer(
+        "run run.folder run.manifest run.saved run.edited run.progress run.pulse run.processes run.deadline",
+        "errors words phase recipe",
+        "privacy",
+    ),
     "reach": Layer("reach", "errors"),
     "embedded": Layer("embedded embedded.problems embedded.templates embedded.build", "errors"),
-    "data": Layer("sources rows data questions worked", "errors answers recipe embedded"),
+    "data": Layer("data data.sources data.rows data.questions data.sets data.worked", "errors answers recipe embedded"),
     "rewards": Layer(
         "rewards rewards.setting rewards.verifiable rewards.tags rewards.length rewards.custom rewards.faults "
         "rewards.advantages",
         "errors answers",
     ),
-    "policy": Layer("policy prompts cuts shard", "errors answers recipe run embedded data"),
+    "policy": Layer(
+        "models models.policy models.prompts models.cuts models.shard", "errors answers recipe run embedded data"
+    ),
     "protocol": Layer("rollout rollout.protocol rollout.requests rollout.stops", "errors"),
     "portable": Layer(
         "rollout.portable rollout.reference rollout.decoder rollout.schedule rollout.family rollout.forward "
         "rollout.attention rollout.kv rollout.graphs rollout.sampler rollout.fused rollout.kernels rollout.skinny "
-        "rollout.weights rollout.delta rollout.fp8 rollout.packed rollout.upload",
+        "rollout.weights rollout.delta rollout.fp8 rollout.packed rollout.upload rollout.booking",
         "errors protocol",
     ),
     "paths": Layer("rollout.available rollout.vllm_settings", "errors recipe", "diagnosis memory shapes"),
@@ -63,15 +72,16 @@ LAYERS = {
         "rollout.server rollout.served rollout.server_request rollout.server_client",
         "errors recipe run policy protocol vllm",
     ),
-    "updates": Layer("agreement lora_product few_kernels walks layout", "portable"),
+    "updates": Layer("updates updates.agreement updates.lora_product updates.few_kernels updates.walks", "portable"),
     "engines": Layer(
-        "engines fast failure",
+        "engines fast supervision.failure",
         "errors phase recipe ladder run policy protocol portable paths vllm server",
         "diagnosis privacy memory shapes",
     ),
     "training": Layer(
-        "trainer trl_trainer arguments batches metrics guards correction checkpoint saving quick_updates bootstrap sft "
-        "evaluate record plateau",
+        "training training.trainer training.trl_trainer training.arguments training.batches training.layout "
+        "training.metrics training.guards training.correction training.checkpoint training.saving training.bootstrap "
+        "training.sft training.record training.plateau updates.quick evaluate",
         "errors answers phase recipe ladder run data rewards policy protocol updates engines",
         "spread",
     ),
@@ -79,7 +89,8 @@ LAYERS = {
         "worker ranks", "errors words phase recipe ladder run data rewards policy protocol engines training"
     ),
     "report": Layer(
-        "scoring report report_engine report_paths report_results report_setting report_training charts compare side_by_side",
+        "scores.scoring report report.page report.engine report.paths report.results report.setting report.training "
+        "report.markdown report.charts report.compare report.side_by_side",
         "errors words statistics answers recipe run reach data",
         "diagnosis",
     ),
@@ -88,22 +99,23 @@ LAYERS = {
         "errors words answers recipe run reach data policy protocol portable report",
     ),
     "plan": Layer(
-        "catalogue planning settle gpus announce listing",
+        "plan plan.catalogue plan.planning plan.settle plan.gpus plan.announce plan.listing",
         "errors recipe paths",
         "facts diagnosis readings shapes memory speed speed_cpu spread plan together walls walls_model walls_several render",
     ),
-    "supervise": Layer("supervise", "errors recipe ladder run", "privacy spread"),
+    "supervise": Layer("supervision.supervise", "errors recipe ladder run", "privacy spread"),
     "launch": Layer(
-        "launch eval_task job nodes",
+        "launch eval_task cluster cluster.job cluster.nodes",
         "errors recipe run reach data rewards paths report plan supervise",
         "facts diagnosis plan probes walls_stack",
     ),
     "bench": Layer(
-        "bench bench_policy bench_step bench_side bench_checkpoint bench_memory bench_gpus bench_rank bench_child",
+        "bench bench.rollout bench.policy bench.step bench.side bench.checkpoint bench.memory bench.gpus bench.rank "
+        "bench.child",
         "errors words recipe ladder run embedded rewards policy protocol portable vllm training worker plan launch",
         "diagnosis shapes shape_files memory child probes_host",
     ),
-    "cli": Layer("cli __main__ recipe_page", "errors words recipe run report export plan launch bench"),
+    "cli": Layer("cli __main__ recipe_page", "errors recipe run report export plan launch bench"),
 }
 EXCEPTIONS = {  # (module, what it may import beside its layer)
     ("combinations", "doctor.walls_model"),  # which models overflow in float16 is one list, known by name alone
@@ -185,18 +197,18 @@ def test_the_table_holds_nothing_that_nobody_needs():
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("data", "from grpo_portable import policy"),
-        ("data", "import grpo_portable.trl_trainer"),
-        ("data", "from grpo_portable.rollout.portable import PortableRollout"),
-        ("data", "from grpo_portable.rollout import vllm"),
-        ("data", "from doctor.plan import diagnose"),
-        ("rewards.length", "from grpo_portable.few_kernels import few_kernels"),
+        ("data.questions", "from grpo_portable.models import policy"),
+        ("data.questions", "import grpo_portable.training.trl_trainer"),
+        ("data.questions", "from grpo_portable.rollout.portable import PortableRollout"),
+        ("data.questions", "from grpo_portable.rollout import vllm"),
+        ("data.questions", "from doctor.plan import diagnose"),
+        ("rewards.length", "from grpo_portable.updates.few_kernels import few_kernels"),
         ("rewards.length", "def late():\n    from doctor import probes"),
         ("launch", "importlib.import_module('grpo_portable.worker')"),
         ("rollout.sampler", "from doctor.memory import GIB"),
-        ("supervise", "from grpo_portable import launch"),
-        ("policy", "from grpo_portable.rollout.delta import active"),
-        ("report", "from grpo_portable.planning import plan"),
+        ("supervision.supervise", "from grpo_portable import launch"),
+        ("models.policy", "from grpo_portable.rollout.delta import active"),
+        ("report.page", "from grpo_portable.plan.planning import plan"),
     ],
 )
 def test_an_import_that_is_not_in_the_table_is_seen(module, line, tmp_path):
@@ -223,8 +235,8 @@ def test_the_doctor_is_never_reached_back_from():
     [
         "import grpo_portable, doctor",
         "import grpo_portable.cli, grpo_portable.launch",
-        "import grpo_portable.recipe, grpo_portable.run, grpo_portable.supervise, grpo_portable.ladder",
-        "import grpo_portable.answers, grpo_portable.stats, grpo_portable.scoring, grpo_portable.report",
+        "import grpo_portable.recipe, grpo_portable.run.folder; from grpo_portable.supervision import ladder, supervise",
+        "import grpo_portable.answers.extractor, grpo_portable.report.page; from grpo_portable.scores import scoring, stats",
         "import grpo_portable.rollout.protocol, grpo_portable.rollout.available",
     ],
 )

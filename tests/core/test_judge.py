@@ -6,7 +6,8 @@ import importlib.util
 
 import pytest
 
-from grpo_portable import judge, scoring
+from grpo_portable.answers import judge
+from grpo_portable.scores import scoring
 
 BOXED = "Therefore \\boxed{(3, \\frac{\\pi}{2})}."
 GOLD = "\\left( 3, \\frac{\\pi}{2} \\right)"

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from grpo_portable.ladder import EXIT, SAME_CODE, Ending, Rung, classify, next_step, rungs_from_answer
-from grpo_portable.phase import Doing, Phase
+from grpo_portable.supervision.ladder import EXIT, SAME_CODE, Ending, Rung, classify, next_step, rungs_from_answer
+from grpo_portable.supervision.phase import Doing, Phase
 
 START, ROLLOUT, UPDATE = Doing(), Doing(Phase.ROLLOUT, "rollout of step 3"), Doing(Phase.UPDATE, "update of step 3")
 TOP = Rung("fp8-vllm", 8, 64)

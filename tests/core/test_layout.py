@@ -8,7 +8,7 @@ import training
 from torch.overrides import TorchFunctionMode
 from trl.trainer.utils import add_fused_lm_head
 
-from grpo_portable.layout import PaddedRight
+from grpo_portable.training.layout import PaddedRight
 
 IDS = torch.tensor([[0, 0, 5, 6, 7, 8, 0], [9, 10, 11, 12, 13, 0, 0], [0, 14, 15, 16, 17, 18, 19]])
 MASK = (IDS != 0).long()

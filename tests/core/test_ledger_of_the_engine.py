@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 from doctor import memory  # noqa: E402
-from grpo_portable import quick_updates  # noqa: E402
 from grpo_portable.rollout import decoder  # noqa: E402
+from grpo_portable.updates import quick  # noqa: E402
 
 
 def test_prompt_tokens_at_once() -> None:
@@ -38,8 +38,8 @@ def test_the_tile_of_the_loss() -> None:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("spread", [1, 2])
 def test_who_learns_with_few_kernels(device: str, shared: bool, spread: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick_updates, "is_spread", lambda model: spread > 1)
-    trainer = quick_updates.QuickUpdates()
+    monkeypatch.setattr(quick, "is_spread", lambda model: spread > 1)
+    trainer = quick.QuickUpdates()
     trainer.model, trainer.own_layers = torch.nn.Linear(2, 2), shared
     trainer.accelerator = SimpleNamespace(device=torch.device(device))
     few = not isinstance(trainer._kernels(), contextlib.nullcontext)

@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from grpo_portable.answers import read, read_lenient
-from grpo_portable.run import read_lines
+from grpo_portable.answers.extractor import read, read_lenient
+from grpo_portable.run.folder import read_lines
 
 REPORTS = Path(__file__).parents[2] / "reports"
 STYLE = "gsm8k_marker"

@@ -17,10 +17,10 @@ import pytest
 import torch
 import training
 
-from grpo_portable.arguments import training_arguments
 from grpo_portable.combinations import float16_refusal
 from grpo_portable.errors import RecipeError
 from grpo_portable.recipe import LOSSES, Recipe, check, override
+from grpo_portable.training.arguments import training_arguments
 
 RATIOS = torch.tensor([[1.1, 1.5, 1.0, 1.0], [1.0, 0.5, 1.0, 2.0]])
 MASK = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from machine_cases import CU130, OK, card, failed, machine, torch
 
-from grpo_portable import job, nodes, supervise
+from grpo_portable.cluster import job, nodes
 from grpo_portable.errors import PathClosed, RunFolderError, UsageError
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import RunFolder, create, open_run
+from grpo_portable.run.folder import RunFolder, create, open_run
+from grpo_portable.supervision import supervise
 
 TWO = nodes.Cluster(nodes=2, gpus=4, hours=3)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from doctor.facts import facts_from_json
-from grpo_portable import planning
+from grpo_portable.plan import planning
 from grpo_portable.recipe import Recipe
 
 H200 = Path(__file__).parents[2] / "reports" / "gsm8k-smollm2-135m-fp8-vllm-h200" / "facts.json"

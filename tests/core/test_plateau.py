@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from grpo_portable.plateau import EQUAL_STEPS, FLAT_STEPS, Plateau
+from grpo_portable.training.plateau import EQUAL_STEPS, FLAT_STEPS, Plateau
 
 
 def told(

@@ -12,8 +12,8 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from grpo_portable import policy
 from grpo_portable.errors import ModelError, RecipeError
+from grpo_portable.models import policy
 from grpo_portable.recipe import Recipe
 
 IDS = torch.tensor([[5, 9, 20, 33, 8, 41]])

@@ -6,10 +6,10 @@ import re
 import pytest
 import run_folders
 
-from grpo_portable.phase import Phase
-from grpo_portable.progress import Progress
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import append_line, create
+from grpo_portable.run.folder import append_line, create
+from grpo_portable.run.progress import Progress
+from grpo_portable.supervision.phase import Phase
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import tiny
 
-from grpo_portable.data import Question
+from grpo_portable.data.questions import Question
+from grpo_portable.data.worked import worked_answer
 from grpo_portable.errors import DataError, RecipeError
-from grpo_portable.prompts import answer_room, builder, choose_shots, completion_text, fit, generation_stop_ids
+from grpo_portable.models.prompts import answer_room, builder, choose_shots, completion_text, fit, generation_stop_ids
 from grpo_portable.recipe import Recipe
-from grpo_portable.worked import worked_answer
 
 PLAIN = tiny.tokenizer()
 CHAT = tiny.tokenizer(tiny.CHAT_TEMPLATE)
@@ -144,7 +144,7 @@ def test_a_system_text_the_template_does_not_take_goes_into_the_users_turn(templ
 
 
 def test_the_template_of_system_c_opens_the_reasoning() -> None:
-    from grpo_portable import catalogue
+    from grpo_portable.plan import catalogue
     from grpo_portable.recipe import load
 
     recipe = load(catalogue.find("dapo-llama-3.2-1b-fp8"))

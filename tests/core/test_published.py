@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from grpo_portable import report, scoring, windows
-from grpo_portable.compare import compare
-from grpo_portable.run import open_run, read_lines
-from grpo_portable.side_by_side import side_by_side
+from grpo_portable.report import page as report_page
+from grpo_portable.report.compare import compare
+from grpo_portable.report.side_by_side import side_by_side
+from grpo_portable.run.folder import open_run, read_lines
+from grpo_portable.scores import scoring, windows
 
 ROOT = Path(__file__).parents[2]
 RUNS = sorted(file.parent for file in (ROOT / "reports").rglob("recipe.yaml"))
@@ -26,7 +27,7 @@ def test_scores_and_page_come_from_the_saved_answers(folder, tmp_path):
     assert scores == json.loads((folder / "scores.json").read_text(encoding="utf-8"))
     steps, events = windows.steps_in_order(read_lines(run.metrics_file)), list(read_lines(run.events_file))
     drawn = {file.stem: file for file in (folder / "charts").iterdir()}
-    assert report.page(run, scores, steps, events, drawn) == (folder / "report.md").read_text(encoding="utf-8")
+    assert report_page.page(run, scores, steps, events, drawn) == (folder / "report.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("folder", ["systems", "two-h200"])

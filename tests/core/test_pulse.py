@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import tiny
 
-from grpo_portable import pulse
-from grpo_portable.phase import Phase
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.protocol import Sampling, Ticking
-from grpo_portable.run import RunFolder, create
+from grpo_portable.run import pulse
+from grpo_portable.run.folder import RunFolder, create
+from grpo_portable.supervision.phase import Phase
 
 
 @pytest.fixture

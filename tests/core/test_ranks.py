@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grpo_portable import nodes, ranks, ranks_command
-from grpo_portable.ladder import Rung
+from grpo_portable import ranks
+from grpo_portable.cluster import nodes
+from grpo_portable.supervision import command as ranks_command
+from grpo_portable.supervision.ladder import Rung
 
 OTHERS = {
     "compute_environment": "LOCAL_MACHINE",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_portable import catalogue
 from grpo_portable.errors import RecipeError
+from grpo_portable.plan import catalogue
 from grpo_portable.recipe import Recipe, load, override, recipe_from_mapping, to_yaml
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))

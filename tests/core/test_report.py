@@ -10,10 +10,11 @@ import pytest
 import run_folders
 from markdown_it import MarkdownIt
 
-from grpo_portable import charts, markdown, report, report_setting, scoring, windows
-from grpo_portable.ladder import SAME_CODE
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import append_line, read_lines
+from grpo_portable.report import charts, markdown, page, setting
+from grpo_portable.run.folder import append_line, read_lines
+from grpo_portable.scores import scoring, windows
+from grpo_portable.supervision.ladder import SAME_CODE
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -31,7 +32,7 @@ def _undrawn(request, monkeypatch) -> None:
 
 def text_of(run) -> str:
     scoring.score_run(run)
-    return report.write_report(run).read_text(encoding="utf-8")
+    return page.write_report(run).read_text(encoding="utf-8")
 
 
 def section(text: str, title: str) -> str:
@@ -42,7 +43,7 @@ def test_everything_is_there(tmp_path):
     run = run_folders.make_run(tmp_path / "run", samples=2)
     text = text_of(run)
     scores = run.read_json("scores.json")
-    assert f"**{report.verdict(run)}**" in text
+    assert f"**{page.verdict(run)}**" in text
     for number in (scores["counts"]["gained"], scores["counts"]["lost"]):
         assert f" {number} " in text
     assert "RTX 5090 32 GiB, driver 570.86 (CUDA 12.8), Ubuntu 22.04" in text
@@ -122,7 +123,7 @@ def test_training_without_evaluation(tmp_path, drawn):
 
 def test_a_folder_with_a_recipe_and_nothing_else(tmp_path):
     run = run_folders.create(tmp_path / "run", Recipe())
-    text = report.write_report(run).read_text()
+    text = page.write_report(run).read_text()
     assert "Nothing was evaluated yet" in text
     assert section(text, "Versions").strip() == "Not recorded."
 
@@ -198,23 +199,21 @@ def test_report_is_valid_markdown(tmp_path, drawn):
 
 
 def test_closed_paths_one_line_a_wall():
-    lines = report_setting.closed_paths(run_folders.PLAN, "bf16-hf")
+    lines = setting.closed_paths(run_folders.PLAN, "bf16-hf")
     assert lines == [
         "- `fp8-vllm`, `bf16-vllm`, `fp16-vllm`: vllm is not installed, because the only wheel for this card needs torch 2.11, "
         "and 2.10.0+cu128 is installed (`NO_VLLM`)",
         "- `fp8-vllm`: nvcc is 12.8, because FP8 kernels need 12.9 (`OLD_NVCC`)",
         "- `fp8-hf`: no engine here reads FP8 weights",
     ]
-    assert report_setting.closed_paths(run_folders.PLAN, "fp8-vllm") == []
-    assert report_setting.closed_paths({}, "cpu") == []
-    assert report_setting.closed_paths(run_folders.PLAN, None) == []
+    assert setting.closed_paths(run_folders.PLAN, "fp8-vllm") == []
+    assert setting.closed_paths({}, "cpu") == []
+    assert setting.closed_paths(run_folders.PLAN, None) == []
 
 
 def test_closed_paths_by_one_wall_are_told_together():
-    wall = {"code": "NO_GPU", "closes": list(report_setting.PATHS[:-1]), "fact": "no GPU was found", "because": []}
-    assert report_setting.closed_paths({"walls": [wall]}, "cpu") == [
-        "- all 7 faster paths: no GPU was found (`NO_GPU`)"
-    ]
+    wall = {"code": "NO_GPU", "closes": list(setting.PATHS[:-1]), "fact": "no GPU was found", "because": []}
+    assert setting.closed_paths({"walls": [wall]}, "cpu") == ["- all 7 faster paths: no GPU was found (`NO_GPU`)"]
 
 
 FITS = {"open": True, "fits": True}
@@ -288,16 +287,16 @@ def fallback(left, to, **more):
     ],
 )
 def test_of_every_open_path_the_reason_why_it_was_not_taken_is_told(plan, path, events, lines):
-    assert report_setting.closed_paths(plan, path, events) == lines
+    assert setting.closed_paths(plan, path, events) == lines
 
 
 def test_events_are_told_once_and_saves_are_not():
     same = {"kind": "retry", "message": "one more try.", "step": 3, "error": "killed by signal 9"}
-    lines = report_setting.events([{"kind": "saved", "message": "x"}, same, {**same, "step": 4}])
+    lines = setting.events([{"kind": "saved", "message": "x"}, same, {**same, "step": 4}])
     assert lines == ["- **retry** after step 3: one more try (`killed by signal 9`) (2 times)"]
-    assert report_setting.events([]) == ["None: no fault, no retry, no fallback."]
-    many = report_setting.events([{"kind": "data", "message": f"row {i}"} for i in range(20)])
-    assert len(many) == report_setting.MOST_EVENTS + 1
+    assert setting.events([]) == ["None: no fault, no retry, no fallback."]
+    many = setting.events([{"kind": "data", "message": f"row {i}"} for i in range(20)])
+    assert len(many) == setting.MOST_EVENTS + 1
     assert "8 more" in many[-1]
 
 
@@ -315,14 +314,14 @@ def test_events_are_told_once_and_saves_are_not():
     ],
 )
 def test_machine_in_a_line(facts, text):
-    assert report_setting.machine(facts) == text
+    assert setting.machine(facts) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0.4 s"), (48, "48 s"), (59.7, "1 min 0 s"), (725, "12 min 5 s"), (11_220, "3 h 7 min")]
 )
 def test_duration(seconds, text):
-    assert report_setting.duration(seconds) == text
+    assert setting.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -367,7 +366,7 @@ def test_events_of_a_run_are_read_from_its_file(tmp_path):
 
 def test_report_and_scores_need_no_torch():
     heavy = "[m for m in ('torch', 'numpy', 'matplotlib') if m in sys.modules]"
-    code = f"import sys, grpo_portable.report, grpo_portable.compare; print({heavy})"
+    code = f"import sys, grpo_portable.report.page, grpo_portable.report.compare; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -375,9 +374,9 @@ def test_report_and_scores_need_no_torch():
 def test_planned_memory_stands_beside_the_peak_of_the_path_it_was_planned_for():
     recipe, planned = Recipe(), {"path": "bf16-hf", "ledger_gib": {"weights": 2.0, "activations": 1.5, "context": 0.55}}
     run = {"path": "bf16-hf", "peak_memory_gib": 3.4, "planned_memory": planned}
-    assert "peak memory 3.40 GiB (3.50 planned)" in report_setting._path(recipe, run)  # torch sees no context
+    assert "peak memory 3.40 GiB (3.50 planned)" in setting._path(recipe, run)  # torch sees no context
     fell = {**run, "path": "cpu"}
-    assert "peak memory 3.40 GiB" in report_setting._path(recipe, fell)
-    assert "planned" not in report_setting._path(recipe, fell)
+    assert "peak memory 3.40 GiB" in setting._path(recipe, fell)
+    assert "planned" not in setting._path(recipe, fell)
     on_cpu = {**fell, "planned_memory": {**planned, "path": "cpu"}}
-    assert "3.40 GiB (4.05 planned)" in report_setting._path(recipe, on_cpu)
+    assert "3.40 GiB (4.05 planned)" in setting._path(recipe, on_cpu)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import run_folders
 
-from grpo_portable import record, report, report_paths
+from grpo_portable.report import page, paths
+from grpo_portable.training import record
 
 
 def spans(*pairs: tuple[str, int]) -> dict[str, Any]:
@@ -37,24 +38,24 @@ MIXED = {**ONE, "base": spans(("fp8-vllm", 0), ("bf16-hf", 120))}
     ],
 )
 def test_the_warning(stages: dict, against: str | None, words: str | None) -> None:
-    told = report_paths.warning({"stages": stages}, {"against": against})
+    told = paths.warning({"stages": stages}, {"against": against})
     assert told is None if words is None else words in str(told)
 
 
 def test_stages_in_words() -> None:
-    assert report_paths.by_stage({"stages": ONE}) == ""
+    assert paths.by_stage({"stages": ONE}) == ""
     assert (
-        report_paths.by_stage({"stages": FELL})
+        paths.by_stage({"stages": FELL})
         == "base on `fp8-vllm`; training on `fp8-vllm`, from step 40 on `bf16-hf`; tuned on `bf16-hf`"
     )
-    assert "base on `fp8-vllm`, from answer 121 on `bf16-hf`" in report_paths.by_stage({"stages": MIXED})
+    assert "base on `fp8-vllm`, from answer 121 on `bf16-hf`" in paths.by_stage({"stages": MIXED})
 
 
 def test_the_report_says_it_above_the_results(tmp_path: Path) -> None:
     run = run_folders.make_run(tmp_path / "run", n=40, steps=5)
-    assert "change its path" not in report.write_report(run).read_text()
+    assert "change its path" not in page.write_report(run).read_text()
     run.update_json("run.json", stages=FELL)
-    text = report.write_report(run).read_text()
+    text = page.write_report(run).read_text()
     warning = "> **Warning:** The run had to change its path: `fp8-vllm` made"
     assert text.index(warning) < text.index("## What ran") < text.index("- **Change of path:** base on `fp8-vllm`")
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import run_folders
 
-from grpo_portable import edited, export, launch, saved, supervise
+from grpo_portable import export, launch
 from grpo_portable.errors import RunFolderError, UsageError
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import append_line, create, open_run, read_lines
+from grpo_portable.run import edited, saved
+from grpo_portable.run.folder import append_line, create, open_run, read_lines
+from grpo_portable.supervision import supervise
 
 ANSWER = {"paths": {p: {"open": True, "fits": True} for p in ("fp8-vllm", "bf16-hf", "qlora-hf")}}
 WORKER = """
@@ -259,7 +261,8 @@ def test_where_nothing_can_be_printed_the_run_goes_on_all_the_same(run):
 import subprocess
 import sys
 from pathlib import Path
-from grpo_portable import launch, supervise
+from grpo_portable import launch
+from grpo_portable.supervision import supervise
 supervise.worker_command = lambda run, *_: [sys.executable, "-c", {WORKER!r}, str(run.path), "none"]
 launch.resume(Path({str(run.path)!r}), fallback=True)
 """

@@ -25,6 +25,7 @@ INTERPRETED = """
 import sys, torch
 import rollouts
 from grpo_portable.rollout import fused, skinny
+from grpo_portable.rollout.booking import State, book
 from grpo_portable.rollout.family import read
 from grpo_portable.rollout.forward import Plain
 from grpo_portable.rollout.portable import PortableRollout
@@ -32,25 +33,44 @@ from grpo_portable.rollout.protocol import Sampling
 from grpo_portable.rollout.weights import Dense, Keeper
 
 cpu = torch.device("cpu")
-whole = skinny.BLOCK_BYTES, skinny.LEAST_TURNS, skinny.PROGRAMS
-cuts = (64, 32, 1, 100.0), (0, *whole), (64, *whole)  # the first: products as sums of three, four and eight parts
+whole = skinny.BLOCK_BYTES, skinny.LEAST_TURNS
+cuts = (64, 132, 32, 1), (16, 132, 32, 1), (0, 1, *whole), (64, 132, *whole)  # the first two: products as sums of many parts
 for family in rollouts.FAMILIES:
     known = read(rollouts.model(family, torch.float16))
     layer = Keeper(known, "copy", torch.float16).weights.layers[0]
-    for rows, skinny.BLOCK_BYTES, skinny.LEAST_TURNS, skinny.PROGRAMS in cuts[family not in ("llama with biases", "gemma2"):]:
-        found = fused._difference(fused.Fused(known.shape, cpu, "", rows), Plain(known.shape), layer, cpu, torch.float16)
+    for rows, processors, skinny.BLOCK_BYTES, skinny.LEAST_TURNS in cuts[2 * (family not in ("llama with biases", "gemma2")):]:
+        run = fused.Fused(known.shape, cpu, "", rows)
+        run.processors = processors
+        found = fused._difference(run, Plain(known.shape), layer, cpu, torch.float16)
         assert found is None, (family, rows, found)
     assert fused._captured_alike(fused.Fused(known.shape, cpu, "", 64), layer, cpu, torch.float16)
 
-skinny.BLOCK_BYTES, skinny.LEAST_TURNS, skinny.PROGRAMS = whole
+skinny.BLOCK_BYTES, skinny.LEAST_TURNS = whole
 draw, run = torch.Generator().manual_seed(0), fused.Fused(known.shape, cpu, "", 64)
 run.processors = 132
-for rows, width, inputs, parts in ((1, 37, 700, 1), (17, 300, 129, 1), (64, 33, 1000, 2), (33, 40, 2700, 4), (5, 96, 3072, 8)):
+sizes = (1, 37, 70, 1), (17, 300, 129, 1), (64, 33, 300, 2), (33, 40, 700, 4), (5, 96, 3072, 8), (20, 2560, 3000, 3)
+for rows, width, inputs, parts in sizes:
     x, w = (torch.randn(size, inputs, generator=draw).half() for size in (rows, width))
     made = run._skinny(x, Dense(w, None))
     assert made.parts == parts, (rows, width, inputs, made.parts)
     off = made.value.float().view(parts, rows, width).sum(0) - x.float() @ w.float().T
     assert off.abs().max() < 0.002 * inputs**0.5 + 0.05 * (parts == 1), (rows, width, inputs, off.abs().max())
+
+for rows, width, inputs in ((1, 32, 128), (17, 150, 129), (64, 37, 300), (16, 96, 64)):
+    x, w = (torch.randn(n, inputs, generator=draw).half() / inputs**0.25 for n in (rows, 2 * width))
+    gate, up = (x.float() @ w.float().T).chunk(2, 1)
+    off = run._gated_product(x, Dense(w, None)).float() - torch.nn.functional.silu(gate) * up
+    assert off.abs().max() < 0.01, (rows, width, inputs, off.abs().max())
+
+def integers(low, high, *size): return torch.randint(low, high, size, generator=draw)
+state = State(integers(0, 9, 7), integers(3, 6, 7), integers(4, 8, 7), integers(0, 2, 7).bool(), torch.tensor([2, 5]),
+              integers(1, 2, 1), integers(0, 9, 4, 7), torch.rand(4, 7))
+other = State(*(tensor.clone() for tensor in state))
+for _ in range(4):
+    tokens, logprobs = integers(0, 9, 5), torch.rand(5)
+    run.book(state, tokens, logprobs)
+    book(other, tokens, logprobs)
+assert all(torch.equal(mine, theirs) for mine, theirs in zip(state, other, strict=True)), (state, other)
 
 narrow = {"initializer_range": 0.1}
 policy, exact = (rollouts.model("qwen3", dtype, **narrow) for dtype in (torch.float16, torch.float32))

@@ -11,7 +11,7 @@ import pytest
 import rollouts
 import torch
 
-from grpo_portable import policy
+from grpo_portable.models import policy
 from grpo_portable.rollout.portable import PortableRollout
 from grpo_portable.rollout.protocol import Sampling
 from grpo_portable.rollout.reference import ReferenceRollout

@@ -11,7 +11,7 @@ import pytest
 
 from grpo_portable.errors import RunFolderError
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import RunFolder, append_line, create, open_run, read_lines, write_atomically
+from grpo_portable.run.folder import RunFolder, append_line, create, open_run, read_lines, write_atomically
 
 
 def test_a_folder_with_a_run_is_refused(tmp_path):
@@ -23,10 +23,11 @@ def test_a_folder_with_a_run_is_refused(tmp_path):
 
 def test_of_several_that_begin_in_one_folder_at_once_one_has_it(tmp_path):
     script = (
-        "import sys, pathlib; from grpo_portable import run, recipe; from grpo_portable.errors import RunFolderError\n"
+        "import sys, pathlib; from grpo_portable import recipe\n"
+        "from grpo_portable.errors import RunFolderError; from grpo_portable.run.folder import create\n"
         "made = recipe.Recipe(seed=int(sys.argv[2]))\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
-        "try: run.create(pathlib.Path(sys.argv[1]), made); print('mine')\n"
+        "try: create(pathlib.Path(sys.argv[1]), made); print('mine')\n"
         "except RunFolderError as error: print(error)\n"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from grpo_portable import manifest
-from grpo_portable.saved import is_whole, torn
+from grpo_portable.run import manifest
+from grpo_portable.run.saved import is_whole, torn
 
 FILE = "adapter_model.safetensors"
 

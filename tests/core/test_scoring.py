@@ -10,9 +10,9 @@ import pytest
 import run_folders
 import spent
 
-from grpo_portable import scoring, stats
-from grpo_portable.run import append_line
-from grpo_portable.verdict import p_text, points, sentence, span
+from grpo_portable.run.folder import append_line
+from grpo_portable.scores import scoring, stats
+from grpo_portable.scores.verdict import p_text, points, sentence, span
 
 
 def hand_run(tmp_path, before: list[str], after: list[str] | None):

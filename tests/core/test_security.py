@@ -12,8 +12,9 @@ import yaml
 
 import doctor
 import grpo_portable
-from grpo_portable import prompts, recipe
+from grpo_portable import recipe
 from grpo_portable.errors import RecipeError
+from grpo_portable.models import prompts
 from grpo_portable.recipe import Recipe
 
 FILES = [f for package in (doctor, grpo_portable) for f in sorted(Path(package.__file__).parent.rglob("*.py"))]  # type: ignore[arg-type]
@@ -24,9 +25,9 @@ NAMES_SOMEBODY = {"gethostname", "getfqdn", "getuser", "getlogin", "getpwuid", "
 HANDS_OUT = {"push_to_hub", "upload_file", "upload_folder", "create_repo", "create_commit", "HfApi"}
 WAITS = {"wait", "join", "communicate", "acquire"}
 MEETINGS = {
-    ("grpo_portable/processes.py", "arrival.wait"),  # has arrived: raises what the meeting ended with
+    ("run/processes.py", "arrival.wait"),  # has arrived: raises what the meeting ended with
     ("grpo_portable/worker.py", "join"),
-    ("grpo_portable/bench_rank.py", "mine.wait"),
+    ("bench/rank.py", "mine.wait"),
 }
 RUNS_A_PROCESS = {"run", "check_call", "check_output", "call"}
 

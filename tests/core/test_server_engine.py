@@ -24,9 +24,9 @@ import tiny
 import torch
 import training
 
-from grpo_portable import policy
 from grpo_portable.combinations import on_path
 from grpo_portable.errors import EngineError, EngineUnsupported, RecipeError, ServerError
+from grpo_portable.models import policy
 from grpo_portable.recipe import Recipe, override
 from grpo_portable.rollout import available, server, server_client, server_request
 from grpo_portable.rollout import served as served_room
@@ -608,7 +608,7 @@ def test_a_refusal_is_told_in_the_servers_words(served: Any) -> None:
 
 
 def test_training_through_a_server_is_training_on_the_policy(served: Any, tmp_path: Path) -> None:
-    from grpo_portable.run import read_lines
+    from grpo_portable.run.folder import read_lines
 
     made = training.make(tmp_path, model=tiny.model(**WIDE), temperature=0.8)
     made.correct_sampler = True

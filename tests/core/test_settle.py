@@ -7,11 +7,11 @@ import pytest
 from doctor import memory
 from doctor.diagnosis import PATHS, About, Diagnosis, Help, PathState, Plan, Reason, Wall
 from doctor.facts import Facts
-from grpo_portable import announce
-from grpo_portable.catalogue import pick
 from grpo_portable.errors import PathClosed, RecipeError
+from grpo_portable.plan import announce
+from grpo_portable.plan.catalogue import pick
+from grpo_portable.plan.settle import settle
 from grpo_portable.recipe import Recipe
-from grpo_portable.settle import settle
 
 RECIPE = Recipe(model="org/model", data="org/data")
 RUNS = dict.fromkeys(PATHS)

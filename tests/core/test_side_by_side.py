@@ -10,11 +10,11 @@ import pytest
 import run_folders
 from typer.testing import CliRunner
 
-from grpo_portable import stats
 from grpo_portable.cli import app
 from grpo_portable.errors import UsageError
-from grpo_portable.run import RunFolder, append_line
-from grpo_portable.side_by_side import side_by_side
+from grpo_portable.report.side_by_side import side_by_side
+from grpo_portable.run.folder import RunFolder, append_line
+from grpo_portable.scores import stats
 
 
 def made(folder: Path, rewards: list[float], answers: list[str], on: str = "bf16-hf", **recipe: object) -> RunFolder:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from grpo_portable import data, questions, rows, sources
-from grpo_portable.data import Question, expression, load_questions
+from grpo_portable.data import questions, rows, sets, sources
+from grpo_portable.data.questions import Question, expression, load_questions
+from grpo_portable.data.worked import target, working
 from grpo_portable.errors import DataError, RecipeError
 from grpo_portable.recipe import Recipe
-from grpo_portable.worked import target, working
 
 
 def put(folder: Path, split: str, content: list[dict[str, Any]]) -> Path:
@@ -78,7 +78,7 @@ MATH = [
 ]  # fmt: skip
 
 
-def golds(loaded: data.Loaded) -> list[str]:
+def golds(loaded: questions.Loaded) -> list[str]:
     return [q.gold for q in loaded.questions]
 
 
@@ -241,14 +241,14 @@ def recipe(tmp_path: Path, **changes: Any) -> Recipe:
 def test_held_out_questions_are_refused_or_dropped(tmp_path: Path) -> None:
     asked = recipe(tmp_path, eval_split="train", eval_limit=1)
     with pytest.raises(DataError, match="also stand in the training data") as refused:
-        questions.gather(asked, train=True)
+        sets.gather(asked, train=True)
     assert "on_overlap: drop" in (refused.value.help or "")
-    gathered = questions.gather(replace(asked, on_overlap="drop"), train=True)
+    gathered = sets.gather(replace(asked, on_overlap="drop"), train=True)
     assert gathered.train is not None
     assert len(gathered.train.questions) == 2
     assert gathered.told == ("1 training questions are also held out, and were left out",)
     with pytest.raises(DataError):
-        questions.gather(replace(asked, eval_limit=0, on_overlap="drop"), train=True)
+        sets.gather(replace(asked, eval_limit=0, on_overlap="drop"), train=True)
 
 
 def test_each_set_is_read_by_its_own_columns(tmp_path: Path) -> None:
@@ -262,28 +262,28 @@ def test_each_set_is_read_by_its_own_columns(tmp_path: Path) -> None:
         eval_data=held_out,
         answer_style="boxed",
     )
-    gathered = questions.gather(mine, train=True)
+    gathered = sets.gather(mine, train=True)
     assert gathered.train is not None
     assert golds(gathered.train) == ["3"]
     assert golds(gathered.held_out) == ["14/3", "9"]
     put(tmp_path / "also", "test", [{"q": "Also?", "a": "4"}])  # not a public set: the named columns are its too
-    assert golds(questions.gather(replace(mine, eval_data=str(tmp_path / "also")), train=True).held_out) == ["4"]
+    assert golds(sets.gather(replace(mine, eval_data=str(tmp_path / "also")), train=True).held_out) == ["4"]
 
 
 def test_the_bootstrap_may_have_a_set_of_its_own(tmp_path: Path) -> None:
     taught = str(put(tmp_path / "OpenMathReasoning", "cot", REASONING))
     asked = recipe(tmp_path, bootstrap_epochs=1.0, bootstrap_data=taught, answer_style="tagged")
-    gathered = questions.gather(asked, train=True)
+    gathered = sets.gather(asked, train=True)
     assert gathered.bootstrap is not None
     assert golds(gathered.bootstrap) == ["18", "8/3"]
-    assert questions.gather(replace(asked, bootstrap_epochs=0.0), train=True).bootstrap is None
-    assert questions.gather(asked, train=False) == questions.Gathered(None, gathered.held_out, None, ())
+    assert sets.gather(replace(asked, bootstrap_epochs=0.0), train=True).bootstrap is None
+    assert sets.gather(asked, train=False) == sets.Gathered(None, gathered.held_out, None, ())
 
 
 def test_expressions_need_math_verify_up_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RecipeError, match="math-verify"):
-        questions.gather(recipe(tmp_path, rewards=("symbolic_correctness",)), train=True)
+        sets.gather(recipe(tmp_path, rewards=("symbolic_correctness",)), train=True)
 
 
 # --- worked answers in the target format
@@ -311,12 +311,12 @@ SOLVED = Question("x", "Q", "1/2", "1/2", "Halve it: $\\boxed{\\frac{1}{2}}$.")
     ],
 )
 def test_targets(question: Question, style: str, opened: bool, expected: str) -> None:
-    from grpo_portable import answers
+    from grpo_portable.answers import extractor
 
     made = target(question, style, opened=opened)
     assert made == expected
-    assert answers.is_correct(made, question.gold, style)
-    assert answers.has_marker(made, style) or style == "free" or not working(question) or question is SOLVED
+    assert extractor.is_correct(made, question.gold, style)
+    assert extractor.has_marker(made, style) or style == "free" or not working(question) or question is SOLVED
 
 
 @pytest.mark.parametrize("text", ["7", "Answer: 7", "The answer is $7$.", "#### 7", "\\frac{1}{2}"])

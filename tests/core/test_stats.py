@@ -17,7 +17,7 @@ from scipy import stats as scipy_stats
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.proportion import proportion_confint
 
-from grpo_portable import stats
+from grpo_portable.scores import stats
 
 counts = st.integers(0, 400)
 

@@ -13,12 +13,13 @@ from types import SimpleNamespace
 import pytest
 import run_folders
 
-from grpo_portable import progress, supervise
 from grpo_portable.errors import Interrupted, RecipeError, RunFolderError, UsageError
-from grpo_portable.ladder import SAME_CODE
-from grpo_portable.phase import Phase
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import create, open_run, read_lines
+from grpo_portable.run import progress
+from grpo_portable.run.folder import create, open_run, read_lines
+from grpo_portable.supervision import supervise
+from grpo_portable.supervision.ladder import SAME_CODE
+from grpo_portable.supervision.phase import Phase
 
 ANSWER = {"paths": {p: {"open": True, "fits": True} for p in ("fp8-vllm", "bf16-hf", "qlora-hf", "cpu")}}
 WORKER = """
@@ -239,9 +240,9 @@ PARENT = """
 import json, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
 from pathlib import Path
-from grpo_portable import supervise
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import create, open_run
+from grpo_portable.run.folder import create, open_run
+from grpo_portable.supervision import supervise
 WORKER, folder, behaviour = sys.argv[1:4]
 LAUNCHER = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', *sys.argv[1:]]).returncode)"
 folder = Path(folder)

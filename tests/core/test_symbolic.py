@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo_portable import judge
+from grpo_portable.answers import judge
+from grpo_portable.answers.symbolic import SymbolicChecker
 from grpo_portable.errors import RecipeError
 from grpo_portable.rewards import resolve
-from grpo_portable.symbolic import SymbolicChecker
 
 installed = importlib.util.find_spec("math_verify") is not None
 needs_math_verify = pytest.mark.skipif(not installed, reason="math-verify is not installed")
@@ -170,7 +170,7 @@ def test_the_child_that_cannot_start_scores_nothing_and_is_not_tried_for_ever(
     started, cannot = tmp_path / "started", tmp_path / "cannot"
     cannot.write_text(f"#!/bin/sh\necho x >> {started}\nexit 1\n")
     cannot.chmod(0o755)
-    monkeypatch.setattr("grpo_portable.symbolic.sys.executable", str(cannot))
+    monkeypatch.setattr("grpo_portable.answers.symbolic.sys.executable", str(cannot))
     with SymbolicChecker(start_limit_s=5) as checker:
         assert [checker.equal("x", "\\pi") for _ in range(5)] == [None] * 5
     assert started.read_text().split() == ["x", "x"]

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from doctor.explain import CODES
-from grpo_portable import catalogue, rewards
+from grpo_portable import rewards
+from grpo_portable.plan import catalogue
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import read_lines
+from grpo_portable.run.folder import read_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -15,14 +15,16 @@ import tiny
 import torch
 import training
 
-from grpo_portable import checkpoint, few_kernels, policy
-from grpo_portable.arguments import optimizer, training_arguments
-from grpo_portable.batches import micro_batches, questions_of
 from grpo_portable.errors import EngineError, NonFiniteError, RewardError
-from grpo_portable.guards import NonFiniteGuard, StopSignal
+from grpo_portable.models import policy
 from grpo_portable.rewards.faults import FaultCounter
 from grpo_portable.rollout.protocol import Completion
-from grpo_portable.run import read_lines
+from grpo_portable.run.folder import read_lines
+from grpo_portable.training import checkpoint
+from grpo_portable.training.arguments import optimizer, training_arguments
+from grpo_portable.training.batches import micro_batches, questions_of
+from grpo_portable.training.guards import NonFiniteGuard, StopSignal
+from grpo_portable.updates import few_kernels
 
 METRICS = [
     "step",

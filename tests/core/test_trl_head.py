@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from trl.trainer.utils import add_fused_lm_head
 
-from grpo_portable import trl_trainer
+from grpo_portable.training import trl_trainer
 
 LABELS = torch.tensor(
     [[-100, -100, 7, 8, 9], [-100, 5, 6, -100, -100]]

@@ -10,9 +10,9 @@ import pytest
 import training
 import trl
 
-from grpo_portable.sft import SftTrainer
-from grpo_portable.trainer import GrpoTrainer
-from grpo_portable.trl_trainer import SHORT_WAYS, short_ways
+from grpo_portable.training.sft import SftTrainer
+from grpo_portable.training.trainer import GrpoTrainer
+from grpo_portable.training.trl_trainer import SHORT_WAYS, short_ways
 
 HOOKS = {  # ARCHITECTURE.md says why
     "GrpoTrainer": "__init__ get_train_dataloader _tokenize_prompts _generate_single_turn _calculate_rewards "

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from doctor.spread import MEASURED, Measured
-from grpo_portable.bench_gpus import table
+from grpo_portable.bench.gpus import table
 
 ROOT = Path(__file__).parents[2]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_portable import verdict
+from grpo_portable.scores import verdict
 
 
 def scores(lenient_delta, lenient_verdict, format_interval):

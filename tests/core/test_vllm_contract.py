@@ -29,15 +29,16 @@ from doctor import prove
 from doctor.memory import Setting
 from doctor.shapes import shape_of
 from doctor.trials import vllm as trial
-from grpo_portable import failure, policy
 from grpo_portable.combinations import check, on_path
 from grpo_portable.errors import EngineError, EngineUnsupported, RecipeError
-from grpo_portable.phase import Doing, Phase
+from grpo_portable.models import policy
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import available, delta, scratch, vllm, vllm_adapter, vllm_settings
 from grpo_portable.rollout.protocol import Resting, Sampling, Ticking
 from grpo_portable.rollout.reference import ReferenceRollout
-from grpo_portable.run import read_lines
+from grpo_portable.run.folder import read_lines
+from grpo_portable.supervision import failure
+from grpo_portable.supervision.phase import Doing, Phase
 
 GREEDY = Sampling(max_tokens=12, temperature=0.0)
 PROMPTS = [[10, 20, 30], [40], [7, 8, 9, 10, 11]]
@@ -500,18 +501,19 @@ HANGING = """
 import sys, time
 from pathlib import Path
 from dataclasses import replace
-from grpo_portable import engines, run
+from grpo_portable import engines
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import vllm
+from grpo_portable.run.folder import RunFolder
 vllm.make = lambda *a, **k: time.sleep(60)
-folder = run.RunFolder(Path(sys.argv[1]))
+folder = RunFolder(Path(sys.argv[1]))
 engines.open_engine(engines.path_settings("bf16-vllm", bfloat16=True), None, None,
                     replace(Recipe(), rollout_rows=8), run=folder, limit_s=0.5)
 """
 
 
 def test_a_start_that_hangs_ends_the_process_as_an_engines_error(tmp_path: Path) -> None:
-    from grpo_portable.ladder import EXIT, classify
+    from grpo_portable.supervision.ladder import EXIT, classify
 
     began = time.monotonic()
     ended = subprocess.run(
@@ -535,7 +537,7 @@ def test_a_broken_vllm_takes_down_no_other_path(tmp_path: Path) -> None:
     (package / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
     (told / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n")
     (told / "top_level.txt").write_text("vllm\n")
-    code = "import importlib.util, grpo_portable.trainer; assert importlib.util.find_spec('vllm')"
+    code = "import importlib.util, grpo_portable.training.trainer; assert importlib.util.find_spec('vllm')"
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr

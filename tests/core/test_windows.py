@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from grpo_portable import windows
+from grpo_portable.scores import windows
 
 
 def run_of(rewards, **every):

@@ -9,10 +9,12 @@ from typing import Any
 
 import tiny
 
-from grpo_portable import checkpoint, policy, prompts, run
-from grpo_portable.data import Question
-from grpo_portable.guards import StopSignal
+from grpo_portable.data.questions import Question
+from grpo_portable.models import policy, prompts
 from grpo_portable.recipe import Recipe
+from grpo_portable.run import folder as run
+from grpo_portable.training import checkpoint
+from grpo_portable.training.guards import StopSignal
 
 RECIPE = replace(
     Recipe(),
@@ -54,10 +56,10 @@ def make(
     """A trainer in `folder`, ready to train; `changes` are fields of the recipe."""
     from transformers import set_seed
 
-    from grpo_portable import processes as meeting
-    from grpo_portable import trainer
-    from grpo_portable.arguments import training_arguments
     from grpo_portable.rollout import portable
+    from grpo_portable.run import processes as meeting
+    from grpo_portable.training import trainer
+    from grpo_portable.training.arguments import training_arguments
 
     recipe = replace(RECIPE, **changes)
     run_folder = run.RunFolder(folder) if (folder / "recipe.yaml").exists() else run.create(folder, recipe)
@@ -67,7 +69,7 @@ def make(
     if shard:
         import torch
 
-        from grpo_portable import shard as room
+        from grpo_portable.models import shard as room
 
         room.spread(model, torch.device("cpu"))
     builder = prompts.builder(tiny.tokenizer(), recipe, generation_stop_ids=prompts.generation_stop_ids(base))

@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from doctor.memory import GIB, Setting, ledger, saved_bytes_per_token  # noqa: E402
 from doctor.shapes import Shape  # noqa: E402
-from grpo_portable import few_kernels, policy  # noqa: E402
+from grpo_portable.models import policy  # noqa: E402
 from grpo_portable.recipe import Recipe  # noqa: E402
+from grpo_portable.updates import few_kernels  # noqa: E402
 
 COLUMNS = 80  # tokens a row
 FEW = Setting("bf16", lora_rank=4, fused_norms=True)

@@ -19,20 +19,14 @@ import tiny
 import torch
 from faulty import at_call, kill, throw
 
-from grpo_portable import (
-    checkpoint,
-    engines,
-    evaluate,
-    policy,
-    run,
-    saving,
-    supervise,
-    trainer,
-    worker,
-)
+from grpo_portable import engines, evaluate, worker
+from grpo_portable.models import policy
 from grpo_portable.rollout import portable
 from grpo_portable.rollout.protocol import Completion
-from grpo_portable.run import RunFolder
+from grpo_portable.run import folder as run_folder
+from grpo_portable.run.folder import RunFolder
+from grpo_portable.supervision import supervise
+from grpo_portable.training import checkpoint, saving, trainer
 
 GPU_FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.77 GiB"
 NO_NVCC = "Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist"
@@ -97,7 +91,7 @@ def vllm_drifts(folder: Path) -> None:
 
 
 def rung_of(folder: Path) -> Any:
-    return run.open_run(folder).recipe()
+    return run_folder.open_run(folder).recipe()
 
 
 def in_step(number: int, owner: Any, name: str, do: Callable[..., None]) -> None:
@@ -245,7 +239,7 @@ def checkpoint_is_torn(folder: Path) -> None:
 
 def clock_jumps(folder: Path) -> None:
     real = time.time
-    heartbeat = run.RunFolder.heartbeat
+    heartbeat = run_folder.RunFolder.heartbeat
 
     def jump(*_: Any, **__: Any) -> None:
         time.time = lambda: real() - 86_400
@@ -254,7 +248,7 @@ def clock_jumps(folder: Path) -> None:
             heartbeat(made, *told, **more)
             os.utime(made.heartbeat_file, (real() - 86_400,) * 2)
 
-        run.RunFolder.heartbeat = dated  # type: ignore[method-assign, assignment]
+        run_folder.RunFolder.heartbeat = dated  # type: ignore[method-assign, assignment]
 
     in_step(3, trainer.GrpoTrainer, "_note_rollout", jump)
 

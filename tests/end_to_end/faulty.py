@@ -31,11 +31,14 @@ import pytest
 import standin_vllm
 import tiny
 
-from grpo_portable import engines, ladder, ranks_command, run, supervise, worker
+from grpo_portable import engines, worker
 from grpo_portable.errors import GrpoPortableError
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import vllm
-from grpo_portable.run import RunFolder, read_lines
+from grpo_portable.run import folder as run
+from grpo_portable.run.folder import RunFolder, read_lines
+from grpo_portable.supervision import command as ranks_command
+from grpo_portable.supervision import ladder, supervise
 
 HERE = Path(__file__).parent
 CLOCK = ("seconds", "step_s", "rollout_s", "update_s", "tokens_per_s", "memory_gib")

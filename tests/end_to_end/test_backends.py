@@ -17,10 +17,12 @@ import standin_vllm
 import tiny
 from faulty import lost, new_run, recipe, supervised
 
-from grpo_portable import fast, report, scoring
+from grpo_portable import fast
 from grpo_portable.errors import UsageError
+from grpo_portable.report import page
 from grpo_portable.rollout import server
-from grpo_portable.run import RunFolder, read_lines
+from grpo_portable.run.folder import RunFolder, read_lines
+from grpo_portable.scores import scoring
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def finished(made: RunFolder) -> str:
     """The report's text; nothing of the run is lost."""
     assert lost(made) == []
     scoring.score_run(made)
-    return report.write_report(made).read_text()
+    return page.write_report(made).read_text()
 
 
 def events(made: RunFolder, kind: str) -> list[dict[str, Any]]:
@@ -158,6 +160,6 @@ def test_a_run_that_began_on_shared_weights_can_be_evaluated_without_unsloth(inp
 
 
 def test_limits_lie_within_each_other() -> None:
-    from grpo_portable import supervise
+    from grpo_portable.supervision import supervise
 
     assert server.ANSWER_LIMIT_S < supervise.SILENCE_LIMIT_S  # a server that hangs is told by its name

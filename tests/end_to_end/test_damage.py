@@ -18,10 +18,11 @@ import pytest
 from fault_table import in_step
 from faulty import kill, lost, new_run, outcome, recipe, supervised
 
-from grpo_portable import export, saving, trainer
+from grpo_portable import export
 from grpo_portable.errors import Interrupted, ModelError, RunFolderError
 from grpo_portable.eval_task import eval_task
-from grpo_portable.run import RunFolder, read_lines
+from grpo_portable.run.folder import RunFolder, read_lines
+from grpo_portable.training import saving, trainer
 
 KILLS = int(os.environ.get("KILLS", "3"))  # `KILLS=60 pytest tests/end_to_end/test_damage.py -k random -s` for more
 SEED = int(os.environ.get("KILLS_SEED", "0"))

@@ -28,14 +28,10 @@ import torch
 from fault_table import FAULTS, Fault, in_step
 from faulty import Watched, kill, lost, new_run, outcome, recipe, supervised
 
-from grpo_portable import (
-    checkpoint,
-    report_paths,
-    report_setting,
-    trainer,
-)
 from grpo_portable.errors import UsageError
-from grpo_portable.run import RunFolder, read_lines
+from grpo_portable.report import paths, setting
+from grpo_portable.run.folder import RunFolder, read_lines
+from grpo_portable.training import checkpoint, trainer
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 
@@ -114,11 +110,11 @@ def test_a_fault_loses_nothing(
 
 def check_report(seen: Watched) -> None:
     """Every way down stands in the report, with the error's own words."""
-    text = "\n".join(report_setting.events(list(read_lines(seen.run.events_file)))).replace("\\", "")
+    text = "\n".join(setting.events(list(read_lines(seen.run.events_file)))).replace("\\", "")
     for event in seen.events("retry", "fallback"):
         assert event["to"] in text
         assert event["error"][:20] in text or event["message"][:60] in text
-    warned = report_paths.warning(seen.run.read_json("run.json"), {"against": "base"})
+    warned = paths.warning(seen.run.read_json("run.json"), {"against": "base"})
     # the path was changed after the base had been asked, and before the tuned was
     changed = any(e["from"] != e["to"] and e["step"] for e in seen.events("fallback"))
     assert (warned is not None) == changed

@@ -17,8 +17,10 @@ import torch
 import training
 from test_several import SIZES, Scripted, recipe, supervised
 
-from grpo_portable import processes, run, supervise
-from grpo_portable.run import read_lines
+from grpo_portable.run import folder as run_folder
+from grpo_portable.run import processes
+from grpo_portable.run.folder import read_lines
+from grpo_portable.supervision import supervise
 
 
 def test_who_waits_is_not_ended_before_who_hangs_is_found(tmp_path: Path) -> None:
@@ -41,7 +43,7 @@ def test_a_process_that_hangs_is_found_and_the_run_goes_on(
 ) -> None:
     """Under the real supervisor: the second process is stopped while the first one waits for it and gives signs of life."""
     folder = tmp_path / "run"
-    run.create(folder, recipe(inputs, steps=8))
+    run_folder.create(folder, recipe(inputs, steps=8))
 
     def stop() -> None:
         while len(list(read_lines(folder / "metrics.jsonl"))) < 3:

@@ -12,8 +12,10 @@ import faulty
 import pytest
 import tiny
 
-from grpo_portable import report, scoring, trainer
-from grpo_portable.run import RunFolder
+from grpo_portable.report import page
+from grpo_portable.run.folder import RunFolder
+from grpo_portable.scores import scoring
+from grpo_portable.training import trainer
 
 USER, TOKEN, VALUE = "mira-private", "hf_" + "aBcDeFgHiJkLmNoPqRsT", "my-company-wandb-project"
 KEY, HOST = "0f1e2d3c4b5a69788796a5b4c3d2e1f0", "gpu-box-07"
@@ -71,7 +73,7 @@ def test_no_file_of_a_run_names_anybody(home: Path, tmp_path: Path) -> None:
     assert seen.told is None, seen.log
     assert [ending.kind for ending in seen.endings] == ["crash", "done"]
     scoring.score_run(run)
-    report.write_report(run)
+    page.write_report(run)
     found = texts(run)
     assert {"worker.log", "events.jsonl", "report.md", "run.json", "recipe.yaml", "scores.json"} <= found.keys()
     check(found, home)

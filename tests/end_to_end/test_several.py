@@ -21,11 +21,15 @@ import torch
 import training
 from faulty import adapter_hash, at_call, metrics
 
-from grpo_portable import checkpoint, evaluate, processes, run, supervise, trainer, worker
+from grpo_portable import evaluate, worker
 from grpo_portable.errors import Interrupted
-from grpo_portable.ladder import EXIT
 from grpo_portable.rollout.protocol import Completion
-from grpo_portable.run import RunFolder, read_lines
+from grpo_portable.run import folder as run_folder
+from grpo_portable.run import processes
+from grpo_portable.run.folder import RunFolder, read_lines
+from grpo_portable.supervision import supervise
+from grpo_portable.supervision.ladder import EXIT
+from grpo_portable.training import checkpoint, trainer
 
 PATH = os.pathsep.join(str(folder) for folder in (Path(tiny.__file__).parent, Path(tiny.__file__).parents[1]))
 recipe = functools.partial(faulty.recipe, rollout_rows=1)
@@ -72,7 +76,7 @@ def test_who_waits_for_a_process_that_is_gone_is_told(tmp_path: Path) -> None:
         try:
             mine.wait()
         except RuntimeError as error:
-            from grpo_portable import failure
+            from grpo_portable.supervision import failure
 
             assert failure.kind_of(error) == "collective", error
             return 3
@@ -147,7 +151,7 @@ def test_weights_in_parts_give_the_gradient_of_whole_ones(tmp_path: Path, recomp
     alone = gradient(tmp_path / "alone", changes)
 
     def work(rank: int) -> int:
-        from grpo_portable import shard
+        from grpo_portable.models import shard
 
         mine = processes.join(cpu=True)
         made = training.make(
@@ -185,11 +189,11 @@ def test_a_run_with_weights_in_parts_through_a_server(
     folder = tmp_path / "run"
     with standin_server.serving(standin_server.Server(inputs / "model", context=256)) as url:
         wanted = recipe(inputs, backend="server", vllm_server=url, fsdp=True, bootstrap_epochs=0.5)
-        run.create(folder, replace(wanted, max_completion_tokens=24, max_prompt_tokens=64))
+        run_folder.create(folder, replace(wanted, max_completion_tokens=24, max_prompt_tokens=64))
         assert start(folder, 2) == [0, 0], log(folder)
     assert [m["step"] for m in read_lines(folder / "metrics.jsonl")] == [1, 2, 3, 4]
     assert [g["id"] for g in answers(folder, "tuned")] == [f"test-{i}" for i in range(1, 9)]
-    from grpo_portable import policy
+    from grpo_portable.models import policy
 
     loaded = policy.load(str(inputs / "model"), dtype="float32")
     back = policy.load_adapter(loaded.model, folder / "adapter")
@@ -202,7 +206,7 @@ def test_a_run_with_weights_in_parts_through_a_server(
 @pytest.fixture(scope="module")
 def alone(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone") / "run"
-    run.create(folder, recipe(inputs, eval_samples=2))
+    run_folder.create(folder, recipe(inputs, eval_samples=2))
     assert start(folder, 1) == [0], log(folder)
     return folder
 
@@ -210,7 +214,7 @@ def alone(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def together(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("together") / "run"
-    run.create(folder, recipe(inputs, eval_samples=2))
+    run_folder.create(folder, recipe(inputs, eval_samples=2))
     assert start(folder, 2) == [0, 0], log(folder)
     return folder
 
@@ -240,7 +244,9 @@ def test_a_run_of_several_processes_leaves_the_files_of_one(alone: Path, togethe
 
 def test_two_processes_share_the_bootstrap_and_what_follows(inputs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run.create(folder, recipe(inputs, bootstrap_epochs=1.0, bootstrap_batch=8, max_completion_tokens=24, steps=3))
+    run_folder.create(
+        folder, recipe(inputs, bootstrap_epochs=1.0, bootstrap_batch=8, max_completion_tokens=24, steps=3)
+    )
     assert start(folder, 2) == [0, 0], log(folder)
     assert [m["step"] for m in metrics(folder)] == [1, 2, 3]
     assert all(m["grad_norm"] > 0 and m["reward"] is not None for m in metrics(folder))
@@ -299,7 +305,7 @@ def test_a_killed_rank_ends_the_others_and_the_run_goes_on(
     inputs: Path, together: Path, tmp_path: Path, rank: int
 ) -> None:
     folder = tmp_path / "run"
-    run.create(folder, recipe(inputs, eval_samples=2))
+    run_folder.create(folder, recipe(inputs, eval_samples=2))
     began = time.monotonic()
     codes = start(folder, 2, kill(rank, trainer.GrpoTrainer, "_note_rollout", 4))
     assert codes[rank] == -signal.SIGKILL and codes[1 - rank] != 0
@@ -312,7 +318,7 @@ def test_a_killed_rank_ends_the_others_and_the_run_goes_on(
 def test_evaluation_goes_on_with_another_number_of_processes(inputs: Path, alone: Path, tmp_path: Path) -> None:
     """What one of two processes had asked before the other was killed is kept, and one process asks the rest."""
     folder = tmp_path / "run"
-    run.create(folder, recipe(inputs, eval_samples=2, steps=1))
+    run_folder.create(folder, recipe(inputs, eval_samples=2, steps=1))
     assert start(folder, 2, kill(1, evaluate, "answered", 3))[1] == -signal.SIGKILL
     kept = len(evaluate.shares(RunFolder(folder).generations("base")))
     assert kept >= 1
@@ -325,7 +331,7 @@ def test_evaluation_goes_on_with_another_number_of_processes(inputs: Path, alone
 def test_a_run_goes_on_with_another_number_of_processes(inputs: Path, tmp_path: Path, then: int) -> None:
     """After two steps by 3 - `then` processes the others make the rest: each step is there once, and all are learned from."""
     folder = tmp_path / "run"
-    run.create(folder, recipe(inputs))
+    run_folder.create(folder, recipe(inputs))
     first = 3 - then
     start(folder, first, kill(0, trainer.GrpoTrainer, "_note_rollout", 3))
     saved = checkpoint.newest(folder / "checkpoints")
@@ -333,7 +339,7 @@ def test_a_run_goes_on_with_another_number_of_processes(inputs: Path, tmp_path: 
     assert start(folder, then) == [0] * then, log(folder)
     assert [m["step"] for m in read_lines(folder / "metrics.jsonl")] == [1, 2, 3, 4]
     whole = tmp_path / "whole"
-    run.create(whole, recipe(inputs))
+    run_folder.create(whole, recipe(inputs))
     assert start(whole, first) == [0] * first
     assert metrics(folder)[:2] == metrics(whole)[:2]
     assert metrics(folder)[2] != metrics(whole)[2], "each process draws from its own stream"
@@ -347,7 +353,7 @@ def same(one: Path, other: Path) -> bool:
 
 def test_the_first_to_fail_is_the_one_that_is_told(inputs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run.create(folder, recipe(inputs))
+    run_folder.create(folder, recipe(inputs))
 
     def fault(rank: int) -> None:
         def full(*_: Any) -> None:
@@ -371,7 +377,7 @@ def test_a_wish_to_stop_that_one_rank_hears_stops_all_after_the_same_step(
 ) -> None:
     """In the second step: its rollout is dropped, its update is finished."""
     folder = tmp_path / "run"
-    run.create(folder, recipe(inputs, eval_samples=2))
+    run_folder.create(folder, recipe(inputs, eval_samples=2))
 
     def fault(mine: int) -> None:
         original = getattr(trainer.GrpoTrainer, during)
@@ -395,7 +401,7 @@ def test_a_wish_to_stop_that_one_rank_hears_stops_all_after_the_same_step(
 def supervised(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
     monkeypatch.setenv("PYTHONPATH", PATH)
     monkeypatch.setenv(supervise.CPU_PROCESSES, "2")
-    made = run.open_run(folder)
+    made = run_folder.open_run(folder)
     made.write_json("plan.json", {"paths": {"cpu": {"open": True, "fits": True}}})
     supervise.supervise(made, **options)
 
@@ -418,7 +424,7 @@ def test_a_killed_rank_is_a_retry_under_the_real_supervisor(
     import sys
 
     folder = tmp_path / "run"
-    run.create(folder, recipe(inputs, eval_samples=2))
+    run_folder.create(folder, recipe(inputs, eval_samples=2))
     killer = subprocess.Popen([sys.executable, "-c", KILLER], env={**os.environ, "KILL_IN": str(folder)})
     try:
         supervised(folder, monkeypatch)
@@ -438,7 +444,7 @@ def test_a_stop_saves_in_all_ranks_under_the_real_supervisor(
     import threading
 
     folder = tmp_path / "run"
-    run.create(folder, recipe(inputs, steps=4000, save_every=4000))
+    run_folder.create(folder, recipe(inputs, steps=4000, save_every=4000))
 
     def stop() -> None:
         while len(list(read_lines(folder / "metrics.jsonl"))) < 3:
@@ -459,7 +465,7 @@ def test_two_nodes_of_one_process_each_here_on_one_host(inputs: Path, together: 
     import sys
 
     folder = tmp_path / "run"
-    run.create(folder, recipe(inputs, eval_samples=2))
+    run_folder.create(folder, recipe(inputs, eval_samples=2))
     environment = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     environment |= {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
     words = [

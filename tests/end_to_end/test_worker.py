@@ -23,20 +23,13 @@ import pytest
 import tiny
 from faulty import at_call, kill
 
-from grpo_portable import (
-    checkpoint,
-    evaluate,
-    ladder,
-    ranks_command,
-    run,
-    scoring,
-    supervise,
-    trainer,
-    verdict,
-    worker,
-)
-from grpo_portable.ladder import EXIT
-from grpo_portable.run import read_lines
+from grpo_portable import evaluate, worker
+from grpo_portable.run import folder as run_folder
+from grpo_portable.run.folder import read_lines
+from grpo_portable.scores import scoring, verdict
+from grpo_portable.supervision import command, ladder, supervise
+from grpo_portable.supervision.ladder import EXIT
+from grpo_portable.training import checkpoint, trainer
 
 KILLED = -signal.SIGKILL
 recipe = functools.partial(faulty.recipe, steps=5, rollout_rows=1)
@@ -62,14 +55,14 @@ def kill_before(owner: Any, name: str, call: int) -> Callable[[], None]:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    return faulty.outcome(run.RunFolder(folder))
+    return faulty.outcome(run_folder.RunFolder(folder))
 
 
 @pytest.fixture(scope="session")
 def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run nobody disturbed."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    run.create(folder, recipe(inputs))
+    run_folder.create(folder, recipe(inputs))
     assert start(folder) == 0, (folder / "worker.log").read_text()
     return folder
 
@@ -130,7 +123,7 @@ def test_killed_and_started_again_is_as_if_nothing_had_happened(
     whole: Path, inputs: Path, tmp_path: Path, moment: str
 ) -> None:
     folder = tmp_path / "run"
-    run.create(folder, recipe(inputs))
+    run_folder.create(folder, recipe(inputs))
     assert start(folder, FAULTS[moment]) == KILLED, (folder / "worker.log").read_text()
     assert start(folder) == 0, (folder / "worker.log").read_text()
     assert outcome(folder) == outcome(whole)
@@ -138,7 +131,7 @@ def test_killed_and_started_again_is_as_if_nothing_had_happened(
 
 def test_killed_again_and_again(whole: Path, inputs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run.create(folder, recipe(inputs))
+    run_folder.create(folder, recipe(inputs))
     deaths = 0
     while start(folder, kill_before(trainer.GrpoTrainer, "_clip_grad_norm", 3)) == KILLED:
         deaths += 1
@@ -151,7 +144,7 @@ def test_a_smaller_micro_batch_after_a_crash_goes_on_with_the_same_groups(
     whole: Path, inputs: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    run.create(folder, recipe(inputs))
+    run_folder.create(folder, recipe(inputs))
     assert start(folder, kill_before(trainer.GrpoTrainer, "_note_rollout", 4)) == KILLED
     (folder / "rung.json").write_text(json.dumps({"micro_batch": 2, "rollout_rows": 3}))
     assert start(folder) == 0
@@ -169,7 +162,7 @@ def bootstrapped(inputs: Path, tmp_path: Path) -> Iterator[Path]:
         "bootstrap_learning_rate": 2e-2,
         "max_completion_tokens": 24,
     }
-    run.create(folder, recipe(inputs, steps=2, beta=0.01, eval_samples=2, **changes))
+    run_folder.create(folder, recipe(inputs, steps=2, beta=0.01, eval_samples=2, **changes))
     yield folder
 
 
@@ -186,7 +179,12 @@ def test_the_bootstrap_teaches_the_format_and_is_not_done_twice(bootstrapped: Pa
     assert sorted(made["generations"]) == [*names, "tuned-sampled.jsonl", "tuned.jsonl"]
     assert len(made["generations"]["tuned-sampled.jsonl"]) == 16
     assert made["metrics"][0]["kl"] == pytest.approx(0, abs=1e-6)  # against the bootstrapped adapter, not the base
-    assert set(run.RunFolder(bootstrapped).read_json("run.json")["stages"]) == {"base", "bootstrap", "train", "tuned"}
+    assert set(run_folder.RunFolder(bootstrapped).read_json("run.json")["stages"]) == {
+        "base",
+        "bootstrap",
+        "train",
+        "tuned",
+    }
 
 
 def shares(*found: float) -> Callable[[], None]:
@@ -208,7 +206,7 @@ def test_the_bootstrap_ends_once_the_format_is_kept(inputs: Path, tmp_path: Path
     folder = tmp_path / "run"
     probed = {"bootstrap_probe": 4, "bootstrap_probe_every": 4, "bootstrap_format_share": 0.9}
     taught = {"bootstrap_epochs": 2.0, "bootstrap_batch": 4, "max_completion_tokens": 24, "steps": 1}
-    run.create(folder, recipe(inputs, **taught, **probed))
+    run_folder.create(folder, recipe(inputs, **taught, **probed))
     assert start(folder, shares(*found)) == 0, (folder / "worker.log").read_text()
     noted = json.loads((folder / "run.json").read_text())["bootstrap"]
     assert noted == {"steps": steps, "planned": 12, "format_share": found[-1]}
@@ -221,7 +219,7 @@ def test_the_bootstrap_ends_once_the_format_is_kept(inputs: Path, tmp_path: Path
 def test_evaluation_alone(inputs: Path, whole: Path, tmp_path: Path) -> None:
     for name, adapter, stage in (("base", None, "base"), ("tuned", whole / "adapter", "tuned")):
         folder = tmp_path / name
-        run.create(folder, recipe(inputs))
+        run_folder.create(folder, recipe(inputs))
         task = {"only": "evaluate", "adapter": None if adapter is None else str(adapter)}
         (folder / "task.json").write_text(json.dumps(task))
         assert start(folder) == 0, (folder / "worker.log").read_text()
@@ -232,13 +230,13 @@ def test_evaluation_alone(inputs: Path, whole: Path, tmp_path: Path) -> None:
 
 def test_an_adapter_and_its_base_are_asked_in_one_evaluation(inputs: Path, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "both"
-    made = run.create(folder, recipe(inputs))
+    made = run_folder.create(folder, recipe(inputs))
     made.write_json("task.json", {"only": "evaluate", "adapter": str(whole / "adapter"), "base_too": True})
     assert start(folder) == 0, (folder / "worker.log").read_text()
     for stage in ("base", "tuned"):
         ours = list(read_lines(folder / "generations" / f"{stage}.jsonl"))
         assert ours == list(read_lines(whole / "generations" / f"{stage}.jsonl")), stage
-    scores, of_the_run = scoring.score_run(made), scoring.score_run(run.open_run(whole))
+    scores, of_the_run = scoring.score_run(made), scoring.score_run(run_folder.open_run(whole))
     assert {**scores, "subject": None} == {**of_the_run, "subject": None}
     assert verdict.sentence(scores).startswith("The adapter moved strict accuracy from")
 
@@ -254,14 +252,14 @@ def test_the_run_is_told_what_the_data_settled(inputs: Path, tmp_path: Path) -> 
         "steps": 1,
         "chat_template": template,
     }
-    run.create(
+    run_folder.create(
         folder,
         recipe(inputs, system_prompt="Add.", eval_split="train", on_overlap="drop", eval_limit=2, **changes),
         "why",
     )
     assert start(folder) == 0, (folder / "worker.log").read_text()
     assert (folder / "recipe.yaml").read_text().startswith("# why\n")
-    settled = run.RunFolder(folder).recipe()
+    settled = run_folder.RunFolder(folder).recipe()
     assert settled.max_completion_tokens == 40 - len("Add.\n\n1 plus 1?\n")
     told = " ".join(e["message"] for e in read_lines(folder / "events.jsonl"))
     for words in ("2 training questions are also held out", "no system", "answers have room for"):
@@ -312,7 +310,7 @@ def test_a_failure_is_told_by_kind_words_and_phase(
     inputs: Path, tmp_path: Path, changes: dict, fault: Any, kind: str, words: str, doing: str
 ) -> None:
     folder = tmp_path / "run"
-    run.create(folder, recipe(inputs, **changes))
+    run_folder.create(folder, recipe(inputs, **changes))
     assert start(folder, fault or (lambda: None)) == EXIT.get(kind, 1), (folder / "worker.log").read_text()
     told = json.loads((folder / "failure.json").read_text())
     assert told["kind"] == kind
@@ -323,9 +321,9 @@ def test_a_failure_is_told_by_kind_words_and_phase(
 
 
 def test_through_the_launcher_sigterm_saves_first(whole: Path, inputs: Path, tmp_path: Path) -> None:
-    made = run.create(tmp_path / "run", recipe(inputs, steps=400, save_every=1000))
+    made = run_folder.create(tmp_path / "run", recipe(inputs, steps=400, save_every=1000))
     rung = ladder.Rung("cpu", 4, 1)
-    environment = {**ranks_command.environment(rung), "PYTHONPATH": str(Path(tiny.__file__).parent)}
+    environment = {**command.environment(rung), "PYTHONPATH": str(Path(tiny.__file__).parent)}
     with (made.path / "worker.log").open("wb") as log:
         process = subprocess.Popen(supervise.worker_command(made, rung, 1), stdout=log, stderr=log, env=environment)
         try:

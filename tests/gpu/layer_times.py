@@ -1,6 +1,6 @@
 """Not a test: microseconds of one decode layer on this card, its products by the library and by Triton.
 
-`python tests/gpu/layer_times.py`
+`python tests/gpu/layer_times.py [SHAPE ...]`
 
 Eight layers with weights of their own (more than a card's cache holds for the larger shapes) run in one captured graph, over
 rows of 254 keys of which eight at a time share the first 127, as a group shares its prompt.
@@ -8,11 +8,12 @@ rows of 254 keys of which eight at a time share the first 127, as a group shares
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import torch
 
-from grpo_portable.bench import config_of
+from grpo_portable.bench.rollout import config_of
 from grpo_portable.rollout.family import Shape
 from grpo_portable.rollout.forward import Rows
 from grpo_portable.rollout.fused import Fused
@@ -90,7 +91,7 @@ def microseconds(step: Callable[[], None], repeats: int = 3) -> float:
 
 
 def main() -> None:
-    for name in ("qwen3-4b", "qwen3-1.7b", "qwen3-0.6b", "smollm2-135m"):
+    for name in sys.argv[1:] or ("qwen3-4b", "qwen3-1.7b", "qwen3-0.6b", "smollm2-135m"):
         shape, mlp = shape_of(name)
         for fp8 in (False, True):
             layers = [layer_of(shape, mlp, fp8, name.startswith("qwen3")) for _ in range(LAYERS)]

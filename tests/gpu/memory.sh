@@ -10,7 +10,7 @@ FACTS=""; [ -s "$WHERE/facts.json" ] && FACTS="--facts $WHERE/facts.json"
 
 checkpoint() { # shape
   mkdir -p "$WHERE/$1"
-  timeout 120 python3 -m grpo_portable.bench_checkpoint "$1" "$WHERE/$1" >"$OUT/memory/$1.checkpoint.log" 2>&1
+  timeout 120 python3 -m grpo_portable.bench.checkpoint "$1" "$WHERE/$1" >"$OUT/memory/$1.checkpoint.log" 2>&1
 }
 step() { # shape path sides seconds steps
   began=$(date +%s.%N)

@@ -11,10 +11,10 @@ if not torch.cuda.is_available():
 
 from torch.profiler import ProfilerActivity, profile
 
-from grpo_portable import policy
-from grpo_portable.agreement import agree
-from grpo_portable.few_kernels import few_kernels, fused_norm
+from grpo_portable.models import policy
 from grpo_portable.recipe import Recipe
+from grpo_portable.updates.agreement import agree
+from grpo_portable.updates.few_kernels import few_kernels, fused_norm
 
 pytestmark = pytest.mark.gpu
 LAYERS = 12

@@ -6,7 +6,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from grpo_portable.layout import PaddedRight
+from grpo_portable.training.layout import PaddedRight
 
 pytestmark = pytest.mark.gpu
 

@@ -27,10 +27,10 @@ import rollouts
 import tiny
 import torch
 
-from grpo_portable import policy
 from grpo_portable.errors import ServerError
+from grpo_portable.models import policy
 from grpo_portable.rollout import server
-from grpo_portable.run import read_lines
+from grpo_portable.run.folder import read_lines
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two NVIDIA GPUs", allow_module_level=True)
 
-from grpo_portable.run import open_run, read_lines  # noqa: E402
+from grpo_portable.run.folder import open_run, read_lines  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 SMALL = ["steps=12", "prompts_per_step=8", "group_size=8", "micro_batch=16", "rollout_rows=32", "eval_limit=300"]

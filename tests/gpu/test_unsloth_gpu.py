@@ -23,7 +23,7 @@ import pytest
 import tiny
 import torch
 
-from grpo_portable.run import read_lines
+from grpo_portable.run.folder import read_lines
 
 pytestmark = [
     pytest.mark.gpu,
@@ -89,7 +89,8 @@ def look(source: str, path: str) -> dict[str, Any]:
     """What the backend does, seen from inside its process."""
     import rollouts
 
-    from grpo_portable import fast, policy
+    from grpo_portable import fast
+    from grpo_portable.models import policy
     from grpo_portable.rollout.protocol import Sampling
 
     wanted = gpu_runs.recipe(source, Path("."), path, backend="unsloth", gradient_checkpointing=False)

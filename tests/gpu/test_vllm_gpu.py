@@ -26,7 +26,7 @@ import tiny
 import torch
 
 from doctor.shape_files import shape_from_config
-from grpo_portable import policy
+from grpo_portable.models import policy
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import vllm_settings
 from grpo_portable.rollout.protocol import Completion, Sampling

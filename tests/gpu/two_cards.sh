@@ -23,8 +23,8 @@ bench() {  # bench FILE SECONDS ARGUMENTS...: each side's figures go to FILE.err
 }
 joined() {  # joined NAME FILE...: one report of them in NAME.json, and its table
     local name=$1; shift
-    python3 -m grpo_portable.bench_gpus join "${@/%/.json}" --json > "$TO/$name.json"
-    python3 -m grpo_portable.bench_gpus join "${@/%/.json}" | tee "$TO/$name.txt"
+    python3 -m grpo_portable.bench.gpus join "${@/%/.json}" --json > "$TO/$name.json"
+    python3 -m grpo_portable.bench.gpus join "${@/%/.json}" | tee "$TO/$name.txt"
 }
 
 SMOL="gsm8k-smollm2-135m --model SmolLM2-135M-Instruct.gguf --data gsm8k/train.jsonl --set eval_data=gsm8k/test.jsonl
@@ -35,7 +35,7 @@ STEP="--path bf16-hf --steps 2 --facts $TO/facts.json --set prompts_per_step=32 
 
 speed() {
     mkdir -p "$SHM/qwen3-4b"
-    timeout 120 python3 -m grpo_portable.bench_checkpoint qwen3-4b "$SHM/qwen3-4b" > "$TO/logs/checkpoint.log" 2>&1 &
+    timeout 120 python3 -m grpo_portable.bench.checkpoint qwen3-4b "$SHM/qwen3-4b" > "$TO/logs/checkpoint.log" 2>&1 &
     python3 -m doctor --save-facts "$TO/facts.json" > "$TO/doctor.txt" 2>&1; note "the doctor ended with $?"
     wait $!; note "the checkpoint ended with $?"
     bench step-1 220 step "$SHM/qwen3-4b/step.yaml" $STEP --gpus 0
@@ -61,7 +61,7 @@ faults() {
 }
 vllm() {
     bench rollout-vllm 140 $ROLL --engines vllm --gpus 0,1  # each of both within 140 s
-    python3 -m grpo_portable.bench_gpus join "$TO/rollout-vllm.json"
+    python3 -m grpo_portable.bench.gpus join "$TO/rollout-vllm.json"
     go smollm2-vllm-two-cards 200 $SMOL --path bf16-vllm --set eval_limit=300 --set steps=6 --set bootstrap_epochs=0 --gpus 0,1
 }
 

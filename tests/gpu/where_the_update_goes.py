@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from grpo_portable import bench_checkpoint, launch, quiet, worker
-from grpo_portable.few_kernels import few_kernels
-from grpo_portable.guards import StopSignal
+from grpo_portable import launch, quiet, worker
+from grpo_portable.bench import checkpoint
 from grpo_portable.rollout.scratch import place
-from grpo_portable.run import create
+from grpo_portable.run.folder import create
+from grpo_portable.training.guards import StopSignal
+from grpo_portable.updates.few_kernels import few_kernels
 
 STEPS = 3  # the first warms up, the second is profiled, the third ends the second's update
 
@@ -61,8 +62,8 @@ def main(shape: str, settings: list[str]) -> None:
     with tempfile.TemporaryDirectory(dir=place(20 << 30)) as folder:
         model = Path(folder) / shape
         model.mkdir()
-        bench_checkpoint.write(shape, model)
-        ready = launch.prepare(str(model / bench_checkpoint.RECIPE_FILE), auto=True, overrides=settings)
+        checkpoint.write(shape, model)
+        ready = launch.prepare(str(model / checkpoint.RECIPE_FILE), auto=True, overrides=settings)
         recipe = replace(ready.settled.recipe, steps=STEPS, warmup_steps=0, bootstrap_epochs=0.0, save_every=10**6)
         session = worker.prepare(create(Path(folder) / "run", recipe), {}, StopSignal())
         with few_kernels(session.model) as replaced:

@@ -1,0 +1,1 @@
+"""Numbers and expressions read from texts: the one extractor, and who is right."""

@@ -1,0 +1,1 @@
+"""Measurements: engines side by side, a whole step beside TRL's default, one GPU beside several."""

@@ -1,0 +1,1 @@
+"""A run on several machines, as a job that Slurm starts."""

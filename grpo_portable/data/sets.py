@@ -1,0 +1,88 @@
+"""A recipe's three sets of questions: trained on, held out, and those of the bootstrap; none may stand in two. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from grpo_portable.answers.symbolic import SymbolicChecker
+from grpo_portable.data import questions
+from grpo_portable.data.sources import recognise
+from grpo_portable.recipe import Recipe
+
+SYMBOLIC = "symbolic_correctness"
+SPARE = 4  # rows read for each bootstrap row wanted: many worked answers are too long
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """`train` is None when a run only evaluates, `bootstrap` when it is taken from `train`. `told`: for the events."""
+
+    train: questions.Loaded | None
+    held_out: questions.Loaded
+    bootstrap: questions.Loaded | None
+    told: tuple[str, ...]
+
+
+def gather(recipe: Recipe, *, train: bool) -> Gathered:
+    """The questions of a run. DataError when a set cannot be had, or a held-out question is trained on and that is refused."""
+    if SYMBOLIC in recipe.rewards:
+        with SymbolicChecker() as checker:
+            checker.require()
+    held_out = load(recipe, "eval")
+    if not train:
+        return Gathered(None, held_out, None, ())
+    told: list[str] = []
+    trained = _apart(load(recipe, "train"), held_out.questions, recipe, "training", told)
+    taught = None
+    if recipe.bootstrap_epochs > 0 and recipe.bootstrap_data:
+        taught = _apart(load(recipe, "bootstrap"), held_out.questions, recipe, "bootstrap", told)
+    return Gathered(trained, held_out, taught, tuple(told))
+
+
+def load(recipe: Recipe, part: str) -> questions.Loaded:
+    """The questions of one part: train, eval or bootstrap."""
+    source, config, split, limit = {
+        "train": (recipe.data, recipe.data_config, recipe.data_split, recipe.train_limit),
+        "eval": (recipe.eval_data, _eval_config(recipe), recipe.eval_split, recipe.eval_limit),
+        "bootstrap": (recipe.bootstrap_data, "", _usual_split(recipe.bootstrap_data), SPARE * recipe.bootstrap_limit),
+    }[part]
+    named = source == recipe.data or (
+        part == "eval" and recognise(source) is None
+    )  # else the columns are another set's
+    return questions.load_questions(
+        source,
+        config=config,
+        split=split,
+        question_column=recipe.question_column if named else "auto",
+        answer_column=recipe.answer_column if named else "auto",
+        style=recipe.answer_style,
+        limit=limit,
+        seed=recipe.seed,
+        symbolic=SYMBOLIC in recipe.rewards,
+    )
+
+
+def _eval_config(recipe: Recipe) -> str:
+    return recipe.eval_config or (recipe.data_config if recipe.eval_data == recipe.data else "")
+
+
+def _usual_split(source: str) -> str:
+    known = recognise(source)
+    return known.split if known else "train"
+
+
+def _apart(
+    loaded: questions.Loaded, held_out: Sequence[questions.Question], recipe: Recipe, name: str, told: list[str]
+) -> questions.Loaded:
+    """The set without held-out questions; DataError when there are some and the recipe wants that to be an error."""
+    if recipe.on_overlap == "refuse":
+        questions.refuse_overlap(loaded.questions, held_out)
+        return loaded
+    texts = {questions.normalised(q.question) for q in held_out}
+    kept = tuple(q for q in loaded.questions if questions.normalised(q.question) not in texts)
+    if len(kept) < len(loaded.questions):
+        told.append(f"{len(loaded.questions) - len(kept)} {name} questions are also held out, and were left out")
+    if not kept:
+        questions.refuse_overlap(loaded.questions, held_out)
+    return replace(loaded, questions=kept)

@@ -1,0 +1,1 @@
+"""The policy: loaded, adapted, saved, spread over GPUs; and the prompt it sees."""

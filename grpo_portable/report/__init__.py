@@ -1,0 +1,1 @@
+"""Run folders → pages and charts: of one run, of two, of several."""

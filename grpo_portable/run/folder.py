@@ -1,0 +1,318 @@
+"""The run folder: the one place where the stages of a run meet. Every stage reads files and writes files.
+
+    recipe.yaml   complete, no `auto` left        run.json    what ran: model, data, versions, seeds, stages, seconds
+    facts.json    the machine                     plan.json   the doctor's answer, and the rungs left below it
+    metrics.jsonl one line an optimizer step      events.jsonl  faults, retries, fallbacks, skipped rows
+    generations/  base.jsonl, bootstrap.jsonl, tuned.jsonl (+ base-sampled.jsonl, tuned-sampled.jsonl)
+    scores.json   report.md   charts/             adapter/    checkpoints/step-000010/
+    rung.json     what the ladder changed (path, micro_batch, rollout_rows, backend, gpus)
+    failure.json  how the last worker failed        worker.log  what it printed
+    heartbeat     the time of the worker's last sign of life, and what it does; heartbeat-1, ... of further ranks
+
+JSON files are replaced atomically; JSONL files are appended line by line and a torn last line is ignored when read.
+Torch-free. Nothing private is written: no host or user name, no environment values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import shlex
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from doctor.privacy import clean
+from grpo_portable.errors import RecipeError, RunFolderError
+from grpo_portable.recipe import Recipe, field_types, load, to_yaml, typed
+from grpo_portable.supervision.phase import Doing, Phase
+
+SCHEMA = 1
+RECIPE_VALUES = "recipe_values"  # in run.json: what recipe.yaml held when the run was last started
+REMADE = ("run.json", "rung.json", "plan.json", "facts.json", "failure.json", "heartbeat")  # no result depends on them
+_NUMBER, _TEXT = (int, float), (str,)
+_SAID = {_NUMBER: "a number", _TEXT: "text"}
+_SPAN = {"path": _TEXT, "from": _NUMBER}
+
+
+@dataclass(frozen=True)
+class _OrNull:
+    form: Any
+
+
+# What is read out of run.json, where it is there: objects ("*" is any name), lists, and types of values.
+RECORD: dict[str, Any] = {
+    "planned_memory": _OrNull({"ledger_gib": {"*": _NUMBER}}),
+    "total_parameters": _OrNull(_NUMBER),
+    "versions": {},
+    "prompt": {},
+    "data": {"*": dict.fromkeys(("used", "skipped", "over_length", "over_percentile"), _NUMBER)},
+    "stages": {"*": {"seconds": _NUMBER, "paths": [_SPAN]}},
+    "engine_details": _OrNull({}),
+    "held_gib": {"*": _OrNull(_NUMBER)},
+    "peak_memory_gib": _OrNull(_NUMBER),
+    RECIPE_VALUES: _OrNull({}),
+}
+PLACES = ("model", "data", "eval_data", "bootstrap_data", "vllm_adapters")  # fields of a recipe that may be paths
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """`rank`: of the process that uses it, where a run has several. Only the first tells and writes, beside signs of life
+    and its own failure.
+    """
+
+    path: Path
+    rank: int = 0
+
+    @property
+    def word(self) -> str:
+        """The folder as one word of a command that a reader can paste."""
+        return shlex.quote(str(self.path))
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events_file(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def bootstrap_checkpoints(self) -> Path:
+        """There only until the bootstrap is done."""
+        return self.path / "bootstrap-checkpoints"
+
+    @property
+    def bootstrapped(self) -> Path:
+        """The adapter as the bootstrap left it."""
+        return self.path / "bootstrap"
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def heartbeat_file(self) -> Path:
+        return self.path / ("heartbeat" if self.rank == 0 else f"heartbeat-{self.rank}")
+
+    def ranks(self) -> list[int]:
+        """The ranks of the processes that have given a sign of life."""
+        names = (file.name.removeprefix("heartbeat") for file in self.path.glob("heartbeat*"))
+        return sorted(int(number or 0) for name in names if (number := name.removeprefix("-")).isdecimal() or not name)
+
+    def generations(self, stage: str) -> Path:
+        """File of the answers of one stage: base, bootstrap, tuned, base-sampled, tuned-sampled."""
+        return self.path / "generations" / f"{stage}.jsonl"
+
+    def recipe(self) -> Recipe:
+        """What runs now: the settled recipe, with what the current rung of the ladder changed."""
+        of_recipe = {k: v for k, v in self.rung().items() if k not in ("gpus", "processes")}
+        return replace(load(self.recipe_file), **of_recipe)
+
+    def rung(self) -> dict[str, Any]:
+        """What rung.json holds, {} when the run has not begun. RunFolderError for what can be no rung."""
+        found = self.read_json("rung.json")
+        known, gpus, processes = field_types(), found.get("gpus", []), found.get("processes", 1)
+        try:
+            values = typed({key: value for key, value in found.items() if key in known}, "rung.json")
+        except RecipeError as error:
+            raise self._unreadable("rung.json", error.fact) from error
+        if not isinstance(gpus, list) or not all(type(gpu) is int and gpu >= 0 for gpu in gpus):
+            raise self._unreadable("rung.json", f"`gpus` must be a list of numbers, not {gpus!r}")
+        if type(processes) is not int or processes < 1:
+            raise self._unreadable("rung.json", f"`processes` must be a number, not {processes!r}")
+        return {**values, **{key: found[key] for key in ("gpus", "processes") if key in found}}
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """The object in a JSON file of the run, {} when it is not there yet. RunFolderError when it cannot be read."""
+        file = self.path / name
+        if not file.exists():
+            return {}
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._unreadable(name, str(error)) from error
+        if not isinstance(found, dict):
+            raise self._unreadable(name, f"it holds {type(found).__name__}, no object")
+        if name == "run.json" and (misfit := _misfit(found, RECORD)):
+            raise self._unreadable(name, misfit)
+        return found
+
+    def _unreadable(self, name: str, because: str) -> RunFolderError:
+        """This program replaces its files whole, so what cannot be read was damaged by something else."""
+        go_on = "put it back, or remove it and use --resume: answers, steps and adapter do not depend on it"
+        return RunFolderError(
+            f"`{name}` in run `{self.path}` cannot be read",
+            because=because,
+            help=go_on if name in REMADE else "put it back as it was",
+        )
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        write_atomically(self.path / name, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def update_json(self, name: str, **values: Any) -> None:
+        self.write_json(name, {**self.read_json(name), **values})
+
+    def settle(self, **values: Any) -> None:
+        """Write values that the data settled into the run's recipe, so that it is complete; its header stays."""
+        lines = self.recipe_file.read_text(encoding="utf-8").splitlines()
+        header = "\n".join(
+            line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines)
+        )
+        write_atomically(self.recipe_file, to_yaml(replace(load(self.recipe_file), **values), header))
+        if known := self.read_json("run.json").get(RECIPE_VALUES):
+            self.update_json("run.json", **{RECIPE_VALUES: {**known, **values}})
+
+    def event(self, kind: str, message: str, **more: Any) -> None:
+        """Append an event: kind (fallback, retry, nonfinite, reward, data, engine, resume, saved ...), a sentence, details."""
+        if self.rank != 0:
+            return
+        told = {"message": message, **more}
+        told = {key: clean(value) if isinstance(value, str) else value for key, value in told.items()}
+        append_line(self.events_file, {"time": round(time.time(), 3), "kind": kind, **told})
+
+    def heartbeat(self, phase: Phase, doing: str, **more: Any) -> None:
+        """Tell the supervisor that the worker is alive and what it is doing; of an evaluation its `stage` and the `total` of
+        its answers as well.
+        """
+        beat = {"time": time.time(), **Doing(phase, clean(doing)).record(), "pid": os.getpid(), **more}
+        write_atomically(self.heartbeat_file, json.dumps(beat), sync=False)
+
+    def doing(self) -> Doing:
+        """What this rank's last heartbeat says; nothing known when it cannot be read."""
+        with contextlib.suppress(RunFolderError, OSError):
+            return Doing.told(self.read_json(self.heartbeat_file.name))
+        return Doing()
+
+    def beat(self) -> None:
+        """Renew the last heartbeat: the worker still does what it said."""
+        with contextlib.suppress(OSError):
+            os.utime(self.heartbeat_file)
+
+
+def _misfit(value: Any, form: Any, where: str = "") -> str | None:
+    """What in a JSON value is not of its form, None where all is."""
+    if isinstance(form, _OrNull):
+        return None if value is None else _misfit(value, form.form, where)
+    if not isinstance(value, form if isinstance(form, tuple) else type(form)):
+        wanted = "an object" if isinstance(form, dict) else "a list" if isinstance(form, list) else _SAID[form]
+        return f"`{where}` must be {wanted}, not {json.dumps(value)[:60]}"
+    parts: list[tuple[str, Any, Any]] = []
+    if isinstance(form, dict):
+        parts = [(f"{where}.{name}".lstrip("."), part, form.get(name, form.get("*"))) for name, part in value.items()]
+    elif isinstance(form, list):
+        parts = [(f"{where}[{index}]", part, form[0]) for index, part in enumerate(value)]
+    found = (_misfit(part, its, place) for place, part, its in parts if its is not None)
+    return next(filter(None, found), None)
+
+
+def create(path: Path, recipe: Recipe, header: str = "") -> RunFolder:
+    """A new run folder with its recipe; RunFolderError if the folder holds a run or cannot be written.
+
+    Places below the home folder are written with `~`: a run's files name no user.
+    """
+    places: dict[str, Any] = {key: shortened(str(getattr(recipe, key))) for key in PLACES}
+    recipe = replace(recipe, **places)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        _write_new(path / "recipe.yaml", to_yaml(recipe, header))
+        (path / "generations").mkdir(exist_ok=True)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and (path / "recipe.yaml").exists():
+            raise RunFolderError(
+                f"`{path}` already holds a run", help="continue it with --resume, or choose another --out"
+            ) from None
+        raise RunFolderError(
+            f"`{path}` cannot be written", because=error.strerror or str(error), help="choose another --out"
+        ) from error
+    return RunFolder(path)
+
+
+def shortened(place: str) -> str:
+    """A path below the home folder with `~` in its place; any other text as it is."""
+    home = os.path.expanduser("~")
+    return "~" + place[len(home) :] if len(home) > 1 and place.startswith(home + os.sep) else place
+
+
+def open_run(path: Path, rank: int = 0) -> RunFolder:
+    """An existing run folder; RunFolderError if there is none."""
+    if not (path / "recipe.yaml").is_file():
+        raise RunFolderError(f"`{path}` holds no run", because="there is no recipe.yaml in it")
+    return RunFolder(path, rank)
+
+
+def write_atomically(file: Path, text: str, *, sync: bool = True) -> None:
+    """Replace `file` in one step: a reader or a crash sees the old text or the new one, never a part."""
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8", errors="backslashreplace") as out:
+            out.write(text)
+            out.flush()
+            if sync:
+                os.fsync(out.fileno())
+        part.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)  # on a full disk it would keep the room that is missing
+        raise
+
+
+def _write_new(file: Path, text: str) -> None:
+    """Write a file that must not be there yet, of several processes at once by one alone. FileExistsError to the others."""
+    with file.open("x", encoding="utf-8", errors="backslashreplace") as out:
+        try:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        except OSError:
+            file.unlink(missing_ok=True)  # on a full disk: a part of it would pass for a run
+            raise
+
+
+def append_line(file: Path, record: Mapping[str, Any]) -> None:
+    """Append one JSON line; it is whole on disk before this returns. A torn line left by a crash is closed first."""
+    line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+    with file.open("ab+") as out:
+        if out.tell() > 0:
+            out.seek(-1, os.SEEK_END)
+            if out.read(1) != b"\n":
+                line = "\n" + line
+        out.write(line.encode("utf-8", "backslashreplace"))  # half a surrogate pair becomes its JSON escape
+        out.flush()
+
+
+def read_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The whole records of a JSONL file, in order; torn lines are passed over; nothing when the file is not there.
+
+    A published run keeps its answers compressed: where there is no `file`, `file`.gz is read. RunFolderError for a torn one,
+    of which no crash of a run is the cause.
+    """
+    packed = file.with_name(file.name + ".gz")
+    if not file.exists() and not packed.exists():
+        return
+    try:
+        with file.open("rb") if file.exists() else gzip.open(packed, "rb") as lines:
+            for line in lines:
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(record, dict):
+                    yield record
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise RunFolderError(f"`{packed}` cannot be read", because=str(error), help="put it back as it was") from error

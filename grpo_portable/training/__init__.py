@@ -1,0 +1,1 @@
+"""GRPO and its bootstrap on TRL: our rollouts, batches, guards, metrics and checkpoints."""

@@ -1,0 +1,1 @@
+"""The short ways of an update: few kernels on a GPU, each tried before it is trusted."""
