@@ -25,7 +25,8 @@ from grpo_portable.rollout.sampler import Drawing
 from grpo_portable.rollout.upload import upload, upload_all
 from grpo_portable.rollout.weights import Weights
 
-STEPS = 8  # C: twice the steps of a launch, since two of them may be under way
+STEPS = 8  # C: those of all launches that may be under way
+LAUNCHES = 3  # that may be
 Read = Callable[[], tuple[np.ndarray, np.ndarray]]  # waits for steps that were launched: what `advance` returns
 SPAN = 128  # without the flash kernel a step looks at a multiple of this many positions
 PREFILL_TOKENS = {"cuda": 16384, "cpu": 4096}
@@ -79,7 +80,7 @@ class Decoder:
         self.tick = torch.zeros(1, dtype=torch.long, device=device)
         self._made = 0  # steps, of this rollout
         on_card = device.type == "cuda"
-        self._landings = [Landing(self.drawn, self.logprobs) for _ in range(2)] if on_card else []
+        self._landings = [Landing(self.drawn, self.logprobs) for _ in range(LAUNCHES)] if on_card else []
         self._beside = torch.cuda.Stream(device) if on_card else None
         self.graphs = Graphs(device)
         self.captures = self.graphs.enabled  # whether prefills are
@@ -158,7 +159,8 @@ class Decoder:
         """Launch `steps` steps over the first `rows` rows, none of which holds more than `longest` keys at the start.
 
         What is returned reads, once they are made, drawn tokens and their log-probabilities, both [steps, rows]; what stands
-        behind a row's end is noise. It is to be called before the next but one `advance`.
+        behind a row's end is noise. It is to be called before the third `advance` from here, and so early that no
+        more than STEPS are under way.
         """
         for done in range(steps):
             span = self._span(longest + done + 1)
@@ -175,8 +177,8 @@ class Decoder:
         if self._beside is None:
             made = self.drawn.numpy()[places, :rows], self.logprobs.numpy()[places, :rows]
             return lambda: made
-        self._landings.reverse()
-        return self._landings[0].begin(self._beside, places, rows)
+        self._landings.append(self._landings.pop(0))
+        return self._landings[-1].begin(self._beside, places, rows)
 
     def move(self, moves: Sequence[tuple[int, int]], longest: int) -> None:
         """Copy rows (from, to) with all they hold."""

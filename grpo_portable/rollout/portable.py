@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -26,7 +27,6 @@ from grpo_portable.rollout.stops import StopStrings
 from grpo_portable.rollout.weights import PRODUCTS, Keeper, copy_bytes
 
 COPIES = ("auto", "none", "bf16", "fp8")
-LARGE = 3 << 30  # bytes of weights that take a card as long to read as the host takes to admit a prompt
 HOST_SHARE = 1 / 16  # of a CPU's free memory may go to a copy: less than what the plan leaves free
 
 
@@ -74,7 +74,7 @@ class PortableRollout:
         self._decoder: Decoder | None = None
         self._kv_bytes = 0
         self.ahead = self.keeper.device.type == "cuda"  # whether the next steps are launched before the last are read
-        self._flying: _Flight | None = None
+        self._flying: deque[_Flight] = deque()  # steps that were launched and not read, oldest first
         self.row_steps = 0  # rows run, summed over the steps of the last rollout: its cost, beside the tokens it made
 
     def sync(self, policy: Any) -> None:
@@ -115,7 +115,8 @@ class PortableRollout:
         decoder = self._decoder_for(
             max(len(p) + t for p, t in zip((p for p in prompts for _ in range(n)), room, strict=True))
         )
-        self.row_steps, self._flying = 0, None
+        self.row_steps = 0
+        self._flying.clear()
         with _quietly(self.keeper.device), self.keeper.in_use() as weights:
             decoder.begin(run.stops, run.drawing)
             schedule = plan([len(p) for p in prompts], n, self.rows)
@@ -128,14 +129,23 @@ class PortableRollout:
         """Admit, launch a few steps, take the finished out, close the gaps.
 
         On a card the finished are those of the steps before, so that it computes while the host books and admits; what is
-        known of a row is then a launch old, and an ended one stands still for as long.
+        known of a row is then a launch old, and an ended one stands still for as long. Before the host launches a prefill,
+        which takes it longer than a step takes the card, the rows go on.
         """
+        if self.ahead and self._prefill_is_next(schedule, run):
+            self._launch(decoder, weights, schedule, run)
         self._admit(decoder, weights, schedule, run)
         launched = self._launch(decoder, weights, schedule, run)
-        read, self._flying = (self._flying, launched) if self.ahead else (launched, None)
-        if read is None:
-            return
-        finished, cut = run.take(read)
+        while len(self._flying) > (self.ahead and launched):
+            self._land(decoder, schedule, run, self._flying.popleft())
+
+    @staticmethod
+    def _prefill_is_next(schedule: Schedule, run: _Run) -> bool:
+        due, holders = schedule.due(), schedule.holders(run.n)
+        return due is not None and due not in holders and bool(holders)
+
+    def _land(self, decoder: Decoder, schedule: Schedule, run: _Run, flight: _Flight) -> None:
+        finished, cut = run.take(flight)
         if cut:
             decoder.stop(schedule.rows_of(cut))
         schedule.release(schedule.rows_of(finished))
@@ -155,18 +165,19 @@ class PortableRollout:
                 uniform([run.noises[request] for request in wanted], int(run.room[wanted].max())),
             )
 
-    def _launch(self, decoder: Decoder, weights: Any, schedule: Schedule, run: _Run) -> _Flight | None:
-        """The next steps, on their way; None where those on their way already end every row."""
+    def _launch(self, decoder: Decoder, weights: Any, schedule: Schedule, run: _Run) -> bool:
+        """Send the next steps on their way; False where those on their way already end every row."""
         live, requests = schedule.live, schedule.requests
         steps = min(self._look_every, int(run.left(requests).max()))
         if steps < 1:
-            return None
+            return False
         decoder.share(schedule.leaders(run.n), [0 if r is None else int(run.prefilled[r]) for r in schedule.owner])
         rows = schedule.bucket(self.buckets)
         self.row_steps += rows * steps
         read = decoder.advance(weights, rows, steps, int(run.keys(requests).max()), run.drawing)
         run.coming[requests] += steps
-        return _Flight(live, requests, steps, read)
+        self._flying.append(_Flight(live, requests, steps, read))
+        return True
 
     def _buckets(self) -> tuple[int, ...]:
         """Row counts a step may run with: any on the CPU, few where each is a captured graph, multiples of 16 for the library's
@@ -178,12 +189,8 @@ class PortableRollout:
 
     @property
     def _look_every(self) -> int:
-        """Steps of a launch: few where the host works meanwhile, since an ended row waits for two launches; one where that
-        gives it the milliseconds it takes."""
-        if not self.ahead:
-            return 4
-        kind = "fp8" if self.keeper.kind == "fp8" else "copy"
-        return 1 if copy_bytes(self.family, kind, self.keeper.dtype) >= LARGE else 2
+        """Steps of a launch: few where the host works meanwhile, since an ended row waits for two launches."""
+        return 2 if self.ahead else 4
 
     def _bind(self, policy: Any) -> None:
         self.policy, self.family = policy, read(policy)

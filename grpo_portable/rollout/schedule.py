@@ -42,15 +42,22 @@ class Schedule:
     def done(self) -> bool:
         return not self.waiting and not any(request is not None for request in self.owner)
 
+    def due(self) -> int | None:
+        """The prompt whose requests `admit` would place first; None where it would place none."""
+        free = self.owner.count(None)
+        if not self.waiting or (free < self.capacity and free < self._enough()):
+            return None
+        return self.waiting[-1].prompt
+
     def admit(self) -> list[tuple[Part, tuple[int, ...]]]:
         """Parts and the rows they now own.
 
         Rows are handed out once a 32nd of them is free: a step's time hardly depends on its rows, so an empty one is lost.
         A group that does not fit whole is split; the rest takes the prompt's keys from a row that still holds them.
         """
-        free = [row for row, request in enumerate(self.owner) if request is None]
-        if not self.waiting or (len(free) < self.capacity and len(free) < self._enough()):
+        if self.due() is None:
             return []
+        free = [row for row, request in enumerate(self.owner) if request is None]
         admitted = []
         while free and self.waiting:
             part = self.waiting.pop()

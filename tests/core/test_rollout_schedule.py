@@ -29,7 +29,9 @@ def test_every_request_runs_once(lengths: list[int], n: int, capacity: int, data
     for _ in range(10_000):
         if schedule.done:
             break
-        for part, rows in schedule.admit():
+        due, admitted = schedule.due(), schedule.admit()
+        assert due == (admitted[0][0].prompt if admitted else None)
+        for part, rows in admitted:
             assert len(part.requests) == len(rows) and all(r // n == part.prompt for r in part.requests)
             assert [schedule.owner[row] for row in rows] == list(part.requests)
             started += part.requests

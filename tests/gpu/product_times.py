@@ -3,7 +3,7 @@
 `python tests/gpu/product_times.py [SHAPE [ROWS ...]]`, such as `qwen3-4b 16 64`
 
 Each product runs over enough weights that none is left in the card's cache from the time before, one after the other in a
-captured graph, without the overlap of a step's kernels (`layer_times.py` has that).
+captured graph, Triton's launched ahead as in a step (`layer_times.py` has whole layers).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from grpo_portable.rollout.skinny import Tiling
 
 HERE = torch.device("cuda")
 CACHE = 200 << 20  # bytes of weights between two uses of one: several times an H200's L2
-COLUMNS, BLOCK_BYTES, SPLITS, STAGES, WARPS = (32, 64, 128), (128, 256), (1, 2, 4, 8), (3, 5), (4, 8)
+COLUMNS, BLOCK_BYTES, SPLITS, STAGES, WARPS = (64, 128), (128, 256), (1, 2, 3, 4, 8), (3, 4), (4, 8)
 
 
 def products(name: str) -> dict[str, tuple[int, int]]:
@@ -79,7 +79,7 @@ def timed(x: torch.Tensor, weights: list[torch.Tensor], cut: Tiling, warps: int)
     def step(index: int) -> None:
         kernels.skinny_kernel[(-(-width // cut.columns), cut.splits)](
             x, weights[index], out, rows, width, inputs, cut.share, ROWS=cut.rows, COLUMNS=cut.columns, BLOCK=cut.block,
-            STAGES=cut.stages, EVEN=cut.even, num_warps=warps, AHEAD=False,
+            STAGES=cut.stages, EVEN=cut.even, num_warps=warps, AHEAD=True, launch_pdl=True,
         )  # fmt: skip
 
     return microseconds(step, len(weights))
