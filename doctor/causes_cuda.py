@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from doctor.diagnosis import GPU_PATHS, Help, Wall
 from doctor.facts import Facts
-from doctor.readings import driver_shown
+from doctor.readings import driver_shown, driver_upgrade
 from doctor.versions import Pair
 
 
@@ -135,7 +135,13 @@ def cuda_cause(facts: Facts, error: str) -> Wall:
                 said,
                 "a CUDA 12.x build needs driver 525 or newer, a CUDA 13.x build 580 (NVIDIA's CUDA compatibility guide)",
             ),
-            (Help("Upgrade the driver, or take the torch build for it", "grpo-doctor --install-plan", "certain"),),
+            (
+                Help(
+                    f"{driver_upgrade(facts, None)}, or take the torch build for it",
+                    "grpo-doctor --install-plan",
+                    "certain",
+                ),
+            ),
         )
     return Wall(
         "CUDA-FAILED",

@@ -37,6 +37,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
+    from doctor.memory import Sizes
+
     p = Parser(
         prog="grpo-doctor",
         description="What can this machine do for GRPO, which walls block the faster paths, and what helps.",
@@ -64,12 +66,12 @@ def parser() -> Parser:
 
     run = p.add_argument_group("the run to plan for")
     for name, default, what in (
-        ("group-size", 8, "completions a prompt"),
-        ("prompt-tokens", 512, "longest prompt"),
-        ("completion-tokens", 256, "longest completion"),
-        ("lora-rank", 32, "LoRA rank"),
+        ("group-size", Sizes.group_size, "completions a prompt"),
+        ("prompt-tokens", Sizes.prompt_tokens, "longest prompt"),
+        ("completion-tokens", Sizes.completion_tokens, "longest completion"),
+        ("lora-rank", Sizes.lora_rank, "LoRA rank"),
     ):
-        run.add_argument(f"--{name}", type=_count, metavar="N", help=f"{what} ({default})")
+        run.add_argument(f"--{name}", type=_count, default=default, metavar="N", help=f"{what} ({default})")
 
     pages = p.add_argument_group("instead of a diagnosis")
     page = pages.add_mutually_exclusive_group()
@@ -218,7 +220,7 @@ def _judged(facts: Facts, args: argparse.Namespace) -> Diagnosis:
     from doctor.plan import diagnose
 
     given = {k: getattr(args, k) for k in ("group_size", "prompt_tokens", "completion_tokens", "lora_rank")}
-    return diagnose(facts, args.model, Sizes(**{k: v for k, v in given.items() if v is not None}))
+    return diagnose(facts, args.model, Sizes(**given))
 
 
 def _proved(diagnosis: Diagnosis, args: argparse.Namespace) -> Diagnosis:

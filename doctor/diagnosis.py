@@ -16,7 +16,9 @@ PATHS = ("fp8-vllm", "bf16-vllm", "fp16-vllm", "fp8-hf", "bf16-hf", "fp16-hf", "
 GPU_PATHS = PATHS[:-1]
 VLLM_PATHS = PATHS[:3]
 FP8_PATHS = ("fp8-vllm", "fp8-hf")
-BF16_PATHS = ("bf16-vllm", "bf16-hf")
+BF16_OF = {"fp16-vllm": "bf16-vllm", "fp16-hf": "bf16-hf"}  # for cards without BF16 → the same for the others
+FP16_PATHS, BF16_PATHS = tuple(BF16_OF), tuple(BF16_OF.values())
+CPU_PARAMETERS_LIMIT = 500_000_000  # a model larger than this would train on `cpu` for days to weeks
 SPREAD_PATHS = ("bf16-hf", "fp16-hf")  # whose frozen weights may lie in parts on several cards
 
 

@@ -12,8 +12,7 @@ from types import MappingProxyType
 from doctor.diagnosis import Help
 from doctor.facts import ABSENT, Driver, Facts
 from doctor.install_sets import BY_KEY, PackageSet, best_card, refusals
-from doctor.readings import Card, branch_for, driver_cuda, driver_shown, driver_upgrade
-from doctor.versions import pair, shown
+from doctor.readings import Card, branch_for, driver_cuda, driver_loaded, driver_shown, driver_upgrade, lacks_glibc
 
 _ORDER = ("portable", "cu128", "cu126", "jetson", "rocm", "cpu")
 
@@ -75,18 +74,19 @@ def _eased(facts: Facts) -> Facts:
 
 def _changes(facts: Facts, card: Card | None) -> Iterator[Help]:
     """What must change before a build of torch serves: one help each."""
-    then, serves, glibc = torch_set(_eased(facts)), driver_cuda(facts), pair(facts.host.glibc)
+    then, serves = torch_set(_eased(facts)), driver_cuda(facts)
     what = " ".join(filter(None, (facts.host.platform, facts.host.arch)))
     if then is None:
         yield Help(f"Use a Linux container on it: torch has no wheels for {what}; for Linux it has")
         return
-    if then.glibc and glibc and glibc < then.glibc:
-        old = f"torch's wheels need glibc {shown(then.glibc)}, and this system has {facts.host.glibc}"
-        yield Help(f"Use a newer system, or a container of one: {old}", None, "certain")
+    if old := lacks_glibc(facts, then.glibc):
+        yield Help(f"Use a newer system, or a container of one: torch's wheels need {old}", None, "certain")
     if card is not None and then.key == "cpu":
         yield Help(f"Train on the CPU: no wheel of torch is made for {card.label} on {what} any more", None, "certain")
     elif then.driver and serves and serves < then.driver:
-        yield Help(f"{driver_upgrade(facts, branch_for(then.driver))}, reboot, and ask again", None, "certain")
+        yield Help(
+            f"{driver_upgrade(facts, branch_for(then.driver))}, {driver_loaded(facts)}, and ask again", None, "certain"
+        )
 
 
 def after_install(facts: Facts, vllm: str | None) -> Facts | None:

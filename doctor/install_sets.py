@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from doctor.cards import CardError, find_card
 from doctor.facts import Facts
-from doctor.readings import Card, cards, driver_cuda, driver_shown, jetson
-from doctor.versions import Pair, pair
+from doctor.readings import Card, cards, driver_cuda, driver_shown, jetson, lacks_glibc
+from doctor.versions import Pair, pair, shown
 
 RESOLVED_ON = "2026-11-29"
 INDEX = "https://download.pytorch.org/whl"
@@ -242,12 +242,11 @@ def refusals(wanted: PackageSet, facts: Facts) -> Iterator[str]:
         yield f"its packages have no wheels for {platform}" if wanted.extra != "train" else f"not for {platform}"
     if platform == "darwin" and host.arch == "x86_64":
         yield "torch has had no wheels for Intel Macs since 2.3"
-    glibc = pair(host.glibc)
-    if wanted.glibc and glibc and glibc < wanted.glibc and platform in _LINUX:
-        yield f"its wheels need glibc {_dotted(wanted.glibc)}, here is {host.glibc}"
+    if old := lacks_glibc(facts, wanted.glibc):
+        yield f"its wheels need {old}"
     python = pair(host.python)
     if python and wanted.python_to < python <= PYTHON[1]:
-        yield f"it does not resolve on Python {_dotted(python)}"
+        yield f"it does not resolve on Python {shown(python)}"
     if wanted.key == "cpu":
         return
     if card is None and facts.gpus is not None:
@@ -269,14 +268,10 @@ def _cuda_refusals(wanted: PackageSet, facts: Facts, card: Card | None) -> Itera
         yield "it is for Jetson"
     if wanted.driver and serves and serves < wanted.driver:
         branch = {13: "580", 12: "525"}[wanted.driver[0]] if wanted.driver != (12, 8) else "570"
-        yield f"it needs a driver for CUDA {_dotted(wanted.driver)} ({branch} or newer), here is {driver_shown(facts)}"
+        yield f"it needs a driver for CUDA {shown(wanted.driver)} ({branch} or newer), here is {driver_shown(facts)}"
     if wanted.capability and capability:
         low, high = wanted.capability
         if capability < low:
-            yield f"it has code from compute capability {_dotted(low)} on, this card has {_dotted(capability)}"
+            yield f"it has code from compute capability {shown(low)} on, this card has {shown(capability)}"
         elif capability > high or (capability[0] == 11 and wanted.build != "cu130"):
-            yield f"its torch has no code for compute capability {_dotted(capability)}"
-
-
-def _dotted(numbers: Pair) -> str:
-    return f"{numbers[0]}.{numbers[1]}"
+            yield f"its torch has no code for compute capability {shown(capability)}"

@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from doctor.facts import ABSENT, Facts
-from doctor.readings import build, cards, driver_cuda, jetson
+from doctor.readings import all_amd, build, cards, driver_cuda, jetson
 from doctor.releases import OURS, READ_ON, TORCH_CUDA, asked, asked_of, asked_python, versions
 from doctor.versions import allows, base, specifiers, version
 
@@ -246,15 +246,10 @@ def _pip_brings(facts: Facts, package: str, v: Version) -> bool:
     if package not in ("torch", "vllm"):
         return True
     windows = facts.host.platform == "windows"
-    if build(facts) in ("cpu", "rocm", "xpu") or _all_amd(facts) or jetson(facts) or windows:
+    if build(facts) in ("cpu", "rocm", "xpu") or all_amd(facts) or jetson(facts) or windows:
         return False
     pinned = asked("vllm", v, "torch") if package == "vllm" else None
     return pinned is None or torch_runs_here(facts, Version(pinned.removeprefix("==")))
-
-
-def _all_amd(facts: Facts) -> bool:
-    ours = cards(facts)
-    return bool(ours) and all(c.vendor == "amd" for c in ours or ())
 
 
 def torch_runs_here(facts: Facts, v: Version) -> bool:

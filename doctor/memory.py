@@ -73,9 +73,9 @@ class Setting:
     micro_batch: int = 1
     rollout_rows: int = 8
     checkpointing: bool = True
-    prompt_tokens: int = 512
-    completion_tokens: int = 256
-    lora_rank: int = 32
+    prompt_tokens: int = Sizes.prompt_tokens
+    completion_tokens: int = Sizes.completion_tokens
+    lora_rank: int = Sizes.lora_rank
     dora: bool = False
     optimizer: str = "adamw"
     shared: bool = False  # the engine reads the policy's own weights (Unsloth), no second copy

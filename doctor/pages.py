@@ -267,7 +267,7 @@ TORCH = {
         "worked outranks the rule: data-centre cards can run newer CUDA through the forward-compatibility "
         "package.",
         (
-            "Upgrade the driver.",
+            "Upgrade the driver: that of WSL2 in Windows, that of a container on its host.",
             "Or install a torch of the driver's CUDA: torch 2.10 from the cu128 index.",
         ),
         "A newer nvcc or toolkit.",

@@ -138,6 +138,14 @@ STACK = {
         "trl#4973, peft#2501.",
         ("Name the 16-bit checkpoint.",),
     ),
+    "MODEL-CPU": Page(
+        "a model that is too large to train on a CPU",
+        NOTHING,
+        "It has room there, but beyond half a billion parameters a run takes days to weeks. `grpo-portable train` refuses it "
+        "unless `--path cpu` insists.",
+        "A judgement, by the estimates of `grpo-portable train --dry-run`.",
+        ("Name a smaller model.",),
+    ),
     "MODEL-FLOAT16": Page(
         "a model that overflows in float16",
         NOTHING,

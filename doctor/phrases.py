@@ -22,7 +22,9 @@ def verdict(d: Diagnosis) -> str:
     """One sentence: the path chosen, for what and on what; or that none is open or none has room."""
     plan = d.plan
     if plan.path is not None:
-        return f"{plan.path}: {scrub(plan.model) if plan.model else 'training'} runs {place(d)}"
+        slow = any(wall.code == "MODEL-CPU" for wall in d.walls)
+        does = "would run on the CPU for days to weeks" if slow else f"runs {place(d)}"
+        return f"{plan.path}: {scrub(plan.model) if plan.model else 'training'} {does}"
     if any(state.open for state in d.paths.values()):
         what = scrub(plan.model) if plan.model else "the model"
         return f"no room: paths are open, but {what} fits into the free memory of none"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from doctor import walls_gpu, walls_vllm
 from doctor.diagnosis import (
+    BF16_OF,
     BF16_PATHS,
     FP8_PATHS,
     GPU_PATHS,
@@ -35,7 +36,6 @@ from doctor.walls_locks import lock_walls
 from doctor.walls_model import model_walls
 
 _RANK = {path: place for place, path in enumerate(PATHS)}
-_FP16_OF = {"fp16-vllm": "bf16-vllm", "fp16-hf": "bf16-hf"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class _Place:
     def best(self) -> str | None:
         """The best path that is open here and fits."""
         for path in PATHS:
-            counts = path not in _FP16_OF or _FP16_OF[path] in self.closed
+            counts = path not in BF16_OF or BF16_OF[path] in self.closed
             if path not in self.closed and self.fits(path) is not False and counts:
                 return path
         return None
@@ -230,7 +230,7 @@ def _dtype(path: str | None, closed: frozenset[str]) -> str | None:
         return None
     if path == "cpu":
         return "float32"
-    if path in _FP16_OF or (path == "qlora-hf" and set(BF16_PATHS) <= closed):
+    if path in BF16_OF or (path == "qlora-hf" and set(BF16_PATHS) <= closed):
         return "float16"
     return "bfloat16"
 
@@ -276,7 +276,7 @@ def _why_nothing_better(c: _Choice) -> Iterable[Reason]:
     together: dict[Reason, list[str]] = {}
     old = any("BF16-HARDWARE" in c.states[p].walls for p in BF16_PATHS)
     for candidate in PATHS[: _RANK[c.path] if c.path else len(PATHS)]:
-        counts = candidate not in _FP16_OF or old or c.path is None
+        counts = candidate not in BF16_OF or old or c.path is None
         if counts and (reason := _why_not(candidate, c)):
             together.setdefault(reason, []).append(candidate)
     for reason, candidates in together.items():

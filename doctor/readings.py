@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from doctor.cards import CardError, find_card
 from doctor.facts import Facts, Gpu
-from doctor.versions import Pair, base, capability, dotted, pair, torch_build, torch_cuda, version
+from doctor.versions import Pair, base, capability, dotted, pair, shown, torch_build, torch_cuda, version
 
 # First driver branch of each CUDA version that brought one (NVIDIA's CUDA release notes, table of driver versions).
 _BRANCHES: tuple[tuple[int, Pair], ...] = (
@@ -158,10 +158,17 @@ def driver_upgrade(facts: Facts, branch: int | None) -> str:
     """The advice to upgrade to a branch, with where the driver lives: on a Jetson, in WSL2 and in a container not here."""
     if jetson(facts):
         return "Flash a JetPack of that CUDA, since the driver comes with it"
-    outside = (
-        " in Windows, not in WSL2" if facts.host.platform == "wsl2" else " on the host" if facts.host.container else ""
-    )
+    outside = " on the host" if facts.host.container else ""
+    if facts.host.platform == "wsl2":
+        outside = " in Windows (WSL2 has none of its own)"
     return f"Upgrade the NVIDIA driver{outside} to {branch or 'the newest branch'}" + (" or newer" if branch else "")
+
+
+def driver_loaded(facts: Facts) -> str:
+    """What loads a driver that was upgraded."""
+    if facts.host.platform == "wsl2":
+        return "`wsl --shutdown` in Windows"
+    return "reboot the host" if facts.host.container else "reboot"
 
 
 def nvcc(facts: Facts) -> Pair | None:
@@ -182,6 +189,20 @@ def jetson(facts: Facts) -> bool:
     """True on NVIDIA's embedded boards, whose driver comes with the system image."""
     texts = [facts.host.os or "", *((g.name or "") for g in facts.gpus or ())]
     return any(re.search(r"\b(L4T|JetPack|Jetson|Orin|Xavier|Tegra)\b", t, re.IGNORECASE) for t in texts)
+
+
+def all_amd(facts: Facts) -> bool:
+    """True where there are cards and all are AMD's."""
+    ours = cards(facts)
+    return bool(ours) and all(card.vendor == "amd" for card in ours or ())
+
+
+def lacks_glibc(facts: Facts, needed: Pair | None) -> str | None:
+    """`glibc 2.34, and this system has 2.31` where a wheel's C library is newer than this one; None where nobody knows."""
+    here = pair(facts.host.glibc)
+    if here is None or needed is None or here >= needed or linux(facts) is False:
+        return None
+    return f"glibc {shown(needed)}, and this system has {facts.host.glibc}"
 
 
 def linux(facts: Facts) -> bool | None:

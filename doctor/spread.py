@@ -124,7 +124,12 @@ def spread(shape: Shape, path: str, have_gib: float | None, card: Card, cards: i
 
 def most_sharing(cards: int, questions: int) -> int:
     """The most cards, one process each, that share a step evenly: each takes the same number of whole groups."""
-    return max(k for k in range(1, max(1, cards) + 1) if questions % k == 0)
+    return largest_divisor(questions, cards)
+
+
+def largest_divisor(total: int, most: int) -> int:
+    """The largest number up to `most`, or 1, that divides a total: parts of that many leave nothing over."""
+    return next(k for k in range(max(1, most), 0, -1) if total % k == 0)
 
 
 def nodes(cards: int) -> int:

@@ -1,11 +1,13 @@
-"""Warnings about a model on a path: quantised checkpoints where vLLM must take new weights, models that float16 breaks."""
+"""Warnings about a model on a path: quantised checkpoints where vLLM must take new weights, models that float16 breaks, and
+models too large for a CPU.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from doctor.diagnosis import VLLM_PATHS, Help, Wall
+from doctor.diagnosis import CPU_PARAMETERS_LIMIT, PATHS, VLLM_PATHS, Help, Wall
 from doctor.shapes import Shape
 
 # Their activations exceed 65,504, float16's largest number: huggingface/transformers#36822 and the notes of its pull #37226
@@ -16,6 +18,13 @@ _OVERFLOWS = re.compile(r"gemma-?(?:2|3n?|4)(?![\d.bm])|(?:med|function)gemma|gp
 def overflows_in_float16(model: str) -> bool:
     """Whether a model is known, by its name, not to be computable in float16."""
     return _OVERFLOWS.search(model.rstrip("/").rsplit("/", 1)[-1]) is not None
+
+
+def slow_on_a_cpu(shape: Shape | None) -> str | None:
+    """Why a model is no choice on a CPU though it has room there, None for one that is."""
+    if shape is None or shape.params <= CPU_PARAMETERS_LIMIT:
+        return None
+    return f"{shape.params / 1e9:.1f} B parameters would take days to weeks there"
 
 
 def model_walls(model: str | None, shape: Shape | None, path: str | None, dtype: str | None) -> Iterator[Wall]:
@@ -34,6 +43,17 @@ def model_walls(model: str | None, shape: Shape | None, path: str | None, dtype:
             ),
             (Help("Name the 16-bit checkpoint of the same model; the engine makes its own copy", None, "certain"),),
             "More steps or a larger learning rate",
+        )
+    if path == PATHS[-1] and (too_slow := slow_on_a_cpu(shape)):
+        yield Wall(
+            "MODEL-CPU",
+            (),
+            f"{model} is too large to train on a CPU: {too_slow}",
+            (f"model = {model}", f"grpo-portable draws the line at {CPU_PARAMETERS_LIMIT / 1e9} B parameters"),
+            (
+                Help("Name a smaller model, or see which recipes fit here", "grpo-portable recipes", "certain"),
+                Help("To train it all the same, insist on the path: --path cpu", None, "certain"),
+            ),
         )
     if dtype == "float16" and overflows_in_float16(model):
         yield Wall(

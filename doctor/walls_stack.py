@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from packaging.version import Version
+
 from doctor.diagnosis import Help, Wall
 from doctor.facts import Facts
-from doctor.readings import Card, build, cards, jetson
-from doctor.releases import OUR_PYTHON, OURS
+from doctor.locks import installed, need
+from doctor.readings import Card, all_amd, build, cards, jetson
+from doctor.releases import OUR_PYTHON, OURS, versions
 from doctor.versions import allows, pair, shown, specifiers, version
 
 _SET = Help("Install a set that belongs together, in a fresh environment", "grpo-doctor --install-plan", "likely")
 NEW_PYTHON = Help("Make an environment with another Python", "uv venv --python 3.12", "certain")
+_TRITON_ALONE, _IN_TORCH_TOO = ">=1.15,<1.16", ">=1.16,<1.17"  # releases of TRL
 _NEEDED = ("transformers", "trl", "peft", "accelerate", "datasets")
 
 
@@ -25,7 +29,7 @@ def bitsandbytes_wall(facts: Facts) -> Wall | None:
             ("qlora-hf",),
             "bitsandbytes is not installed, and 4-bit weights need it",
             ("packages.bitsandbytes = absent", "NF4 quantisation is bitsandbytes' (QLoRA, arXiv 2305.14314)"),
-            (Help("Install it", 'pip install "bitsandbytes>=0.49"', "likely" if _amd(facts) else "certain"),),
+            (Help("Install it", 'pip install "bitsandbytes>=0.49"', "likely" if all_amd(facts) else "certain"),),
         )
     if trial.ok is not False:
         return None
@@ -39,11 +43,6 @@ def bitsandbytes_wall(facts: Facts) -> Wall | None:
         helps,
         "A successful `import bitsandbytes`: the native code is loaded at the first call",
     )
-
-
-def _amd(facts: Facts) -> bool:
-    ours = cards(facts)
-    return bool(ours) and all(c.vendor == "amd" for c in ours or ())
 
 
 def _bnb_cause(facts: Facts, error: str) -> tuple[str, tuple[Help, ...]]:
@@ -77,7 +76,7 @@ def _bnb_cause(facts: Facts, error: str) -> tuple[str, tuple[Help, ...]]:
 
 def warnings(facts: Facts) -> Iterator[Wall]:
     """Closes nothing: each of these breaks a run later, or a backend that no path needs."""
-    makers = (_python, _incomplete, _out_of_range, _fused_head, _unsloth_import, _offline, _bnb_build, _compiler)
+    makers = (_python, _incomplete, _out_of_range, fused_head, _unsloth_import, _offline, _bnb_build, _compiler)
     yield from filter(None, (make(facts) for make in makers))
 
 
@@ -139,24 +138,34 @@ def _out_of_range(facts: Facts) -> Wall | None:
     )
 
 
-def needs_triton(trl: str | None) -> bool:
-    """Whether this release of TRL trains with Triton alone."""
-    found = version(trl)
-    return found is not None and allows(specifiers(">=1.15,<1.16"), found)
-
-
-def _fused_head(facts: Facts) -> Wall | None:
+def fused_head(facts: Facts) -> Wall | None:
     """TRL 1.15 has its loss in Triton alone; from 1.16 on also in torch (read in both; the first step of 1.15 failed)."""
-    if not needs_triton(facts.version("trl")) or not facts.absent("triton"):
+    trl = version(facts.version("trl"))
+    if trl is None or not allows(specifiers(_TRITON_ALONE), trl) or not facts.absent("triton"):
         return None
     return Wall(
         "TRL-TRITON",
         (),
         f"trl {facts.version('trl')} cannot train here: its loss is written in Triton, which is not installed",
         ("packages.triton = absent", "trl 1.15 computes its fused head in Triton alone, 1.16 in torch too"),
-        (Help("Upgrade it", 'pip install "trl>=1.16,<1.17"', "certain"),),
+        tuple(_without_triton(facts)),
         "Another path: all of them train with it",
     )
+
+
+def _without_triton(facts: Facts) -> Iterator[Help]:
+    """A TRL that does without Triton; or Triton itself, where Unsloth takes no such TRL."""
+    newer, state = [v for v in map(Version, versions("trl")) if allows(specifiers(_IN_TORCH_TOO), v)], installed(facts)
+    asks = [need(facts, who, state[who], "trl") for who in ("unsloth", "unsloth_zoo") if who in state]
+    held = next((n for n in asks if n and not any(allows(n.range, v) for v in newer)), None)
+    upgrade = f'pip install "trl{_IN_TORCH_TOO}"'
+    if held is None:
+        yield Help("Upgrade it", upgrade, "certain")
+        return
+    wanted = need(facts, "torch", state["torch"], "triton") if "torch" in state else None
+    package = "triton-windows" if facts.host.platform == "windows" else f"triton{wanted.range if wanted else ''}"
+    yield Help(f"Install Triton, since {held}", f'pip install "{package}"', "likely")
+    yield Help("Or go on without Unsloth", f"pip uninstall unsloth unsloth_zoo; {upgrade}", "certain")
 
 
 def _unsloth_import(facts: Facts) -> Wall | None:

@@ -22,6 +22,7 @@ from doctor.readings import (
     build_cuda,
     cards,
     driver_cuda,
+    driver_loaded,
     driver_shown,
     driver_upgrade,
 )
@@ -181,7 +182,7 @@ def _driver_too_old(facts: Facts) -> Wall | None:
 
 
 def _driver_helps(facts: Facts, ours: Pair, theirs: Pair, needed: int | None) -> tuple[Help, ...]:
-    upgrade = Help(f"{driver_upgrade(facts, needed)}, then reboot", None, "certain")
+    upgrade = Help(f"{driver_upgrade(facts, needed)}, then {driver_loaded(facts)}", None, "certain")
     card, line = best_card(facts), torch_line(facts, replace=True)
     if card is not None and not torch_reaches(facts, card):
         return torch_helps(facts, _REPLACE, replace=True)

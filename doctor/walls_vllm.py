@@ -27,12 +27,13 @@ from doctor.readings import (
     driver_shown,
     driver_upgrade,
     jetson,
+    lacks_glibc,
     linux,
     nvcc,
     nvcc_shown,
 )
 from doctor.releases import OURS, TORCH_CUDA, asked, versions
-from doctor.versions import allows, base, pair, shown, specifiers, version
+from doctor.versions import allows, base, shown, specifiers, version
 from doctor.walls_fp8 import gate
 
 _SET = Help("Install a set that belongs together, in a fresh environment", "grpo-doctor --install-plan", "likely")
@@ -200,10 +201,8 @@ def _unfit(facts: Facts, v: Version) -> Iterator[str]:
 
 def _old_glibc(facts: Facts) -> str | None:
     """Which C library vLLM's wheels need, where this system's is older."""
-    glibc, needed = pair(facts.host.glibc), BY_KEY["vllm"].glibc
-    if glibc is None or needed is None or glibc >= needed or linux(facts) is False:
-        return None
-    return f"its wheel needs glibc {shown(needed)}, and this system has {facts.host.glibc}"
+    lacks = lacks_glibc(facts, BY_KEY["vllm"].glibc)
+    return lacks and f"its wheel needs {lacks}"
 
 
 def _way_out(facts: Facts) -> Iterator[Help]:

@@ -16,7 +16,7 @@ from doctor.cards import Card, cards, find_card
 from doctor.diagnosis import PATHS, Diagnosis
 from doctor.facts import Driver, Facts, Gpu, Host, Probe, Toolkit
 from doctor.install_sets import SETS, PackageSet, refusals
-from doctor.memory import Settled, Sizes, completions, settle
+from doctor.memory import DEFAULT, Settled, completions, settle
 from doctor.readings import system_gib
 from doctor.shapes import Shape, shape_of
 from doctor.speed import StepEstimate, step_estimate
@@ -29,7 +29,6 @@ DRIVER = Driver(
 )  # the oldest branch that every set here runs on, and Pascal's and Volta's last
 HELD_GIB = 0.4  # what a desktop or a container's other processes usually hold
 RAM_GIB = 64.0
-PROMPTS, GROUP, PROMPT_TOKENS, COMPLETION_TOKENS, RANK = 8, 8, 512, 256, 32
 _CU130_ARCHES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 _CU126_ARCHES = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 
@@ -85,7 +84,7 @@ class Comparison:
         """One table in 80 columns."""
         head = f"{'card':<29} {'path':<9} {'need':>5} {'have':>5} {'batch':>5} {'rows':>4} {'s/step':>6} range"
         lines = [
-            *_wrap(f"{self.model} on one card each: {PROMPTS} prompts x {GROUP} completions a step, {_lengths()}"),
+            *_wrap(f"{self.model} on one card each: {_completions()} a step, {_lengths()}"),
             "",
             head,
         ]
@@ -153,7 +152,7 @@ def _answer(card: Card, count: int, model: str) -> WhatIf:
     from doctor.plan import diagnose
 
     facts, chosen = assumed_facts(card, count)
-    sizes = Sizes(GROUP, PROMPTS, PROMPT_TOKENS, COMPLETION_TOKENS, RANK).on(facts)
+    sizes = DEFAULT.on(facts)
     diagnosis = diagnose(facts, model, sizes)
     shape, path = shape_of(model), diagnosis.plan.path
     settled = step = None
@@ -161,11 +160,13 @@ def _answer(card: Card, count: int, model: str) -> WhatIf:
         have = system_gib(facts) if path == "cpu" else (facts.gpus or (Gpu(),))[0].free_gib
         settled = settle(shape, path, have, sizes)
         if settled.fits and path != "cpu":
-            step = step_estimate(shape, settled.setting, card, prompts=PROMPTS, group_size=GROUP)
+            step = step_estimate(
+                shape, settled.setting, card, prompts=sizes.prompts_per_step, group_size=sizes.group_size
+            )
     spreads: tuple[Spread, ...] = ()
     if shape is not None and path is not None and step is not None and count > 1:
         have = (facts.gpus or (Gpu(),))[0].free_gib
-        steps = (sizes, replace(sizes, prompts_per_step=PROMPTS * count))
+        steps = (sizes, replace(sizes, prompts_per_step=sizes.prompts_per_step * count))
         found = [spread(shape, path, have, card, count, step) for step in steps]
         spreads = tuple(s for s in found if s is not None)
     return WhatIf(card, count, model, shape, chosen, diagnosis, settled, step, spreads)
@@ -215,12 +216,13 @@ def _step(a: WhatIf, step: StepEstimate) -> Iterator[str]:
     yield from _wrap(
         f"About {_seconds(step.total_s)} a step ({_seconds(step.low_s)} to {_seconds(step.high_s)}): rollout "
         f"{_seconds(step.rollout_s)} at {step.tokens_per_s:,.0f} tokens/s, update {_seconds(step.update_s)}; "
-        f"{PROMPTS} prompts x {GROUP} completions, {_lengths()}"
+        f"{_completions()}, {_lengths()}"
     )
     yield from _wrap(_how_wrong(step.error))
     for s in a.spreads:
         yield ""
-        yield "The same step on several cards:" if s.questions == PROMPTS else "A step that grows with the cards:"
+        same = s.questions == DEFAULT.prompts_per_step
+        yield "The same step on several cards:" if same else "A step that grows with the cards:"
         for line in arithmetic(a.card, s):
             yield from _wrap(line, "  ")
 
@@ -242,8 +244,13 @@ def _how_wrong(error: float = 2.0) -> str:
     )
 
 
+def _completions() -> str:
+    return f"{DEFAULT.prompts_per_step} prompts x {DEFAULT.group_size} completions"
+
+
 def _lengths() -> str:
-    return f"prompts of {PROMPT_TOKENS} and answers of {COMPLETION_TOKENS} tokens, LoRA rank {RANK}"
+    s = DEFAULT
+    return f"prompts of {s.prompt_tokens} and answers of {s.completion_tokens} tokens, LoRA rank {s.lora_rank}"
 
 
 def _row(a: WhatIf) -> str:

@@ -42,7 +42,8 @@ def train(
     path: Annotated[str | None, typer.Option(help="take this path and no better one")] = None,
     out: Annotated[Path | None, typer.Option(help="run folder; default runs/<recipe>-<time>")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="stop after plan, memory and an estimate of minutes")
+        bool,
+        typer.Option("--dry-run", help="stop after plan, memory and minutes; fails where a start would be refused"),
     ] = False,
     facts: Annotated[
         str | None, typer.Option(metavar="FILE", help="with --dry-run: plan for the machine of this facts file")
@@ -72,7 +73,7 @@ def train(
     overrides += [
         f"{key}={value}" for key, value in (("model", model), ("data", data), ("path", path)) if value is not None
     ]
-    launch.train(
+    code = launch.train(
         recipe,
         auto=auto,
         overrides=overrides,
@@ -82,6 +83,7 @@ def train(
         facts_file=facts,
         gpus=named,
     )
+    raise typer.Exit(code)
 
 
 @app.command("launch")

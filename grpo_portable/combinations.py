@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from doctor.diagnosis import FP8_PATHS, SPREAD_PATHS, VLLM_PATHS
+from doctor.diagnosis import FP8_PATHS, FP16_PATHS, SPREAD_PATHS, VLLM_PATHS
 from doctor.walls_model import overflows_in_float16
 from grpo_portable.errors import RecipeError
 
 if TYPE_CHECKING:
     from grpo_portable.recipe import Recipe
 
-FLOAT16_PATHS = ("fp16-vllm", "fp16-hf")
 UNSLOTH_PATHS = ("fp8-vllm", "bf16-vllm")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py: MaxLoRARanks
 _TAG_REWARD = re.compile(r"tags_[bc]_")
@@ -61,7 +60,7 @@ def on_path(recipe: Recipe, path: str) -> Refusal | None:
             "only 16-bit weights are kept in parts",
             f"choose {' or '.join(SPREAD_PATHS)}, or set fsdp to false",
         )
-    if path in FLOAT16_PATHS and (because := float16_refusal(recipe.model)):
+    if path in FP16_PATHS and (because := float16_refusal(recipe.model)):
         return Refusal(f"path {path} for {recipe.model}", because, "choose a path with bfloat16, or the CPU")
     return None
 

@@ -5,21 +5,21 @@ The I/O around the pure parts: probing the machine, asking for the hub, printing
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from doctor.diagnosis import About, Diagnosis, Reason, diagnosis_to_json
 from doctor.facts import Facts, facts_to_json
-from doctor.walls_stack import needs_triton
+from doctor.walls_stack import fused_head
 from grpo_portable import reach
 from grpo_portable.data import sets
 from grpo_portable.data.rows import SUFFIXES
@@ -35,7 +35,7 @@ from grpo_portable.errors import (
 )
 from grpo_portable.eval_task import EvalTask
 from grpo_portable.plan import announce, catalogue, planning
-from grpo_portable.plan.settle import Settled
+from grpo_portable.plan.settle import Settled, first_help
 from grpo_portable.recipe import Recipe, is_template, load, parsed, with_template
 from grpo_portable.rollout.available import unavailable
 from grpo_portable.run import edited, saved
@@ -63,10 +63,11 @@ def train(
     fallback: bool,
     facts_file: str | None = None,
     gpus: tuple[int, ...] | None = None,
-) -> None:
+) -> int:
     """Train from a recipe's name or file, or let `--auto` pick one; print the plan, run it, print the verdict.
 
-    `facts_file` plans for a saved machine, and only with `dry_run`. `gpus`: those to take, by the doctor's index.
+    `facts_file` plans for a saved machine, and only with `dry_run`. `gpus`: those to take, by the doctor's index. Returns the
+    exit code: of a `dry_run` that of what a start would be refused for, else 0.
     """
     if facts_file and not dry_run:
         raise UsageError("--facts plans for another machine", help="add --dry-run")
@@ -76,13 +77,16 @@ def train(
     text = announce.plan_text(settled, diagnosis, minutes, others)
     print(text, flush=True) if dry_run else _say(text)
     if dry_run:
-        if not facts_file and (refused := _refusal(settled.recipe)) is not None:
-            print(announce.refusal_text(refused), flush=True)
-        return
+        refused = None if facts_file else _refusal(settled.recipe)
+        if refused is None:
+            return 0
+        print(announce.refusal_text(refused), flush=True)
+        return refused.exit_code
     _may_start(settled.recipe)
     folder = new_folder(prepared, out)
     _say(f"\nrun folder: {folder.path}\n")
     finish(folder, fallback=fallback)
+    return 0
 
 
 def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: tuple[int, ...] | None = None) -> None:
@@ -221,7 +225,7 @@ def recipes(*, plain: bool, as_json: bool, facts_file: str | None) -> str:
     if plain:
         return listing.plain()
     facts = saved_facts(facts_file) if facts_file else _quick_look()
-    rows = listing.rows(facts, None if facts_file else unavailable)
+    rows = listing.rows(facts, None if facts_file else listing.Here(unavailable, _out_of_reach()))
     if as_json:
         return json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False)
     return listing.text(rows, listing.machine(facts))
@@ -297,6 +301,20 @@ def within_reach(recipe: Recipe, *, trains: bool = True) -> str | None:
     return reach.require(recipe.model, _sources(recipe, trains=trains))
 
 
+def _out_of_reach() -> Callable[[Recipe], str | None]:
+    """Why a training could not have its model or questions, None for a yes; the hub is asked once for all recipes."""
+    hub = functools.cache(reach.hub)
+
+    def why_not(recipe: Recipe) -> str | None:
+        try:
+            reach.require(recipe.model, _sources(recipe), hub)
+        except (ModelError, DataError) as error:
+            return f"{error.fact} ({error.because})"
+        return None
+
+    return why_not
+
+
 def _sources(recipe: Recipe, *, trains: bool = True) -> tuple[str, ...]:
     """Where the questions of a run come from, each once."""
     wanted = [recipe.eval_data, recipe.bootstrap_data if recipe.bootstrap_epochs else ""]
@@ -308,6 +326,12 @@ def _probe() -> Facts:
     from doctor import probes
 
     return probes.probe()
+
+
+def _installed() -> Facts:
+    from doctor import probes
+
+    return probes.installed()
 
 
 def _quick_look() -> Facts:
@@ -441,12 +465,8 @@ def _need_training_stack(model: str, trains: bool = True) -> None:
             because="the base install is only the doctor, so that the right torch can be chosen first",
             help="`grpo-doctor --install-plan` prints the commands for this machine",
         )
-    if trains and needs_triton(metadata.version("trl")) and importlib.util.find_spec("triton") is None:
-        raise PathClosed(
-            f"trl {metadata.version('trl')} cannot train here",
-            because="its loss is written in Triton, which is not installed",
-            help='pip install "trl>=1.16,<1.17"',
-        )
+    if trains and (wall := fused_head(_installed())) is not None:
+        raise PathClosed(wall.fact, because=wall.because[-1], help=first_help(wall))
     if model.lower().endswith(".gguf") and importlib.util.find_spec("gguf") is None:
         raise ModelError(
             f"model `{model}` cannot be read",

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
@@ -50,17 +51,17 @@ def hub() -> Reach:
     )
 
 
-def require(model: str, sources: tuple[str, ...] = ()) -> str | None:
+def require(model: str, sources: tuple[str, ...] = (), ask: Callable[[], Reach] = hub) -> str | None:
     """Raise ModelError or DataError for what is neither on this machine nor to be had from the hub.
 
     Returns None when the hub answers or is not needed, else why it does not: then everything comes from local copies, and who
-    loads it should `stay_offline`.
+    loads it should `stay_offline`. `ask` is only called where something is of the hub.
     """
     missing = [what for what, have in [(model, have_model), *((s, have_data) for s in sources)] if not have(what).ok]
     of_hub = [what for what in (model, *sources) if not (what in BUILT_IN or is_there(what))]
     if not of_hub:
         return None
-    found = hub()
+    found = ask()
     if found.ok:
         return None
     if model in missing:

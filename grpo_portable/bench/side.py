@@ -87,7 +87,7 @@ def _trl(run: RunFolder, peaks: PhasePeaks, steps: dict[str, list[float]], stop:
     from grpo_portable import rewards, worker
     from grpo_portable.models import policy
     from grpo_portable.training.arguments import training_arguments
-    from grpo_portable.training.trl_trainer import GRPOTrainer
+    from grpo_portable.training.trl_trainer import GRPOTrainer, Silent
 
     session = worker.prepare(run, {}, stop)
     session.engine.close()
@@ -97,10 +97,7 @@ def _trl(run: RunFolder, peaks: PhasePeaks, steps: dict[str, list[float]], stop:
     rows = recipe.prompts_per_step * recipe.group_size
     peaks.end("load")
 
-    class Quiet(GRPOTrainer):
-        def _send_telemetry(self) -> None:
-            """Nothing is reported to the hub."""
-
+    class Quiet(Silent, GRPOTrainer):
         def _generate_single_turn(self, *args: Any, **named: Any) -> Any:
             peaks.end("update")
             try:

@@ -222,7 +222,7 @@ def weight_bytes(model: Any) -> tuple[int, int]:
 
 def save(model: Any, folder: Path, base: str) -> None:
     """Write what was trained into `folder` as safetensors: the adapter, or all weights when there is none. Atomic, with a
-    manifest of the weights (saved.py).
+    manifest (saved.py).
 
     `base` is the base's name for the adapter's config, where peft would put a path of this machine.
     """
@@ -231,7 +231,7 @@ def save(model: Any, folder: Path, base: str) -> None:
     part.mkdir(parents=True)
     if hasattr(model, "peft_config"):
         model.save_pretrained(str(part), selected_adapters=[ADAPTER_NAME], save_embedding_layers=False)
-        config = part / "adapter_config.json"
+        config = part / manifest.CONFIGURATION
         config.write_text(
             json.dumps({**json.loads(config.read_text(encoding="utf-8")), "base_model_name_or_path": base}, indent=2)
             + "\n",
@@ -240,7 +240,7 @@ def save(model: Any, folder: Path, base: str) -> None:
     else:
         model.save_pretrained(str(part))
     (part / "README.md").unlink(missing_ok=True)  # peft's model card template, empty of facts
-    manifest.write(part, sorted(part.glob("*.safetensors")))
+    manifest.write(part, sorted({*part.glob("*.safetensors"), *part.glob(manifest.CONFIGURATION)}))
     _flush(part)
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

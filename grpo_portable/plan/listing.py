@@ -29,7 +29,7 @@ ESTIMATES = (
 class Row:
     """One recipe here. `why` is the reason for no, or what a yes rests on; `time` is None where nothing is known.
 
-    `slow`: it has room, but its steps would take longer than a night.
+    `slow`: it has room, but its steps would take longer than a night. `estimated`: its time was not measured.
     """
 
     name: str
@@ -39,31 +39,46 @@ class Row:
     time: str | None
     why: str
     slow: bool = False
+    estimated: bool = False
 
 
-def rows(facts: Facts, can_run: Callable[[Recipe], dict[str, str | None]] | None) -> list[Row]:
-    """A row for every recipe that comes along, those that fit first, the slow ones after the others."""
-    found = [row(entry, facts, can_run) for entry in catalogue.entries()]
+@dataclass(frozen=True)
+class Here:
+    """What is asked of this machine besides its facts: None as an answer is a yes.
+
+    `can_run`: what its installation has no engine for. `out_of_reach`: why model or questions are not to be had.
+    """
+
+    can_run: Callable[[Recipe], dict[str, str | None]]
+    out_of_reach: Callable[[Recipe], str | None]
+
+
+def rows(facts: Facts, here: Here | None) -> list[Row]:
+    """A row for every recipe that comes along, those that fit first, the slow ones after the others.
+
+    `here` is None for a machine that is not this one.
+    """
+    found = [row(entry, facts, here) for entry in catalogue.entries()]
     return sorted(found, key=lambda r: (r.fits is False, r.slow, r.name))
 
 
-def row(entry: catalogue.Entry, facts: Facts, can_run: Callable[[Recipe], dict[str, str | None]] | None) -> Row:
+def row(entry: catalogue.Entry, facts: Facts, here: Here | None) -> Row:
     """The row of one recipe; a recipe that cannot be planned is a no with its reason, never an error."""
     open_model = False
 
-    def no(why: str, path: str | None = None, time: str | None = None) -> Row:
+    def no(why: str, path: str | None = None, time: str | None = None, estimated: bool = False) -> Row:
         if open_model:  # another model may fit
             return Row(
                 entry.name, entry.purpose, None, None, None, f"depends on your own --model; not for {STAND_IN}: {why}"
             )
-        return Row(entry.name, entry.purpose, False, path, time, why)
+        return Row(entry.name, entry.purpose, False, path, time, why, estimated=estimated)
 
     try:
         recipe = load(entry.file)
         open_model = recipe.model == "auto"
         if open_model:
             recipe = replace(recipe, model=STAND_IN)
-        settled, diagnosis = planning.plan(recipe, facts, auto=True, can_run=can_run and can_run(recipe))
+        settled, diagnosis = planning.plan(recipe, facts, auto=True, can_run=here.can_run(recipe) if here else None)
     except GrpoPortableError as error:
         return no((error.because or error.fact).partition("; ")[0])
     path, ledger = settled.recipe.path, settled.ledger
@@ -72,16 +87,21 @@ def row(entry: catalogue.Entry, facts: Facts, can_run: Callable[[Recipe], dict[s
     step = planning.step_seconds(settled, diagnosis)
     measured = _measured(entry, path)
     time = measured or (f"about {duration(step.total_s * recipe.steps)}" if step else None)
-    if step and not measured and step.low_s * recipe.steps > TOO_LONG_S:
-        return no(f"{path} has room, but {time}", path, time)
+    estimated = time is not None and not measured
+    if step and estimated and step.low_s * recipe.steps > TOO_LONG_S:
+        return no(f"{path} has room, but {time}", path, time, estimated)
+    lacks = here.out_of_reach(replace(recipe, model="embedded") if open_model else recipe) if here else None
+    if lacks and not open_model:
+        return no(lacks, path, time, estimated)
     room = "memory unknown"
     if ledger is not None:
         have = f" of {ledger.have_gib:.1f}" if ledger.have_gib is not None else ""
         room = f"{ledger.need_gib:.1f}{have} GiB"
     if open_model:
-        room, time = f"with your own --model; {room} for {STAND_IN}", None
-    slow = time is not None and not measured and step is not None and step.total_s * recipe.steps > SLOW_S
-    return Row(entry.name, entry.purpose, True, path, time, room, slow)
+        own = "--model and --data" if lacks else "--model"
+        room, time, estimated = f"with your own {own}; {room} for {STAND_IN}", None, False
+    slow = estimated and step is not None and step.total_s * recipe.steps > SLOW_S
+    return Row(entry.name, entry.purpose, True, path, time, room, slow, estimated)
 
 
 def text(found: Iterable[Row], machine: str) -> str:
@@ -96,7 +116,7 @@ def text(found: Iterable[Row], machine: str) -> str:
             f"{r.name:<{width}}  {answer:<4}  {told}", WIDTH, subsequent_indent=" " * (width + 8), drop_whitespace=True
         )
         lines += textwrap.wrap(r.purpose, WIDTH, initial_indent="    ", subsequent_indent="    ")
-    if any(r.time and r.time.startswith("about") for r in table):
+    if any(r.estimated for r in table):
         lines += ["", *textwrap.wrap(ESTIMATES, WIDTH)]
     lines += ["", "show one: grpo-portable recipes NAME"]
     lines += ["plan one: grpo-portable train NAME --auto --dry-run"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from doctor import memory, speed, speed_cpu
-from doctor.diagnosis import PATHS, SPREAD_PATHS, About, Diagnosis
+from doctor.diagnosis import BF16_OF, PATHS, SPREAD_PATHS, About, Diagnosis
 from doctor.facts import Facts
 from doctor.plan import diagnose
 from doctor.readings import card_memory, cards, system_gib
@@ -18,6 +18,7 @@ from doctor.shapes import Shape, shape_of
 from doctor.spread import most_sharing
 from doctor.together import equal
 from doctor.walls import better
+from doctor.walls_model import slow_on_a_cpu
 from doctor.walls_several import no_several
 from grpo_portable.combinations import on_path, samples_elsewhere
 from grpo_portable.errors import PathClosed
@@ -25,7 +26,6 @@ from grpo_portable.plan import gpus
 from grpo_portable.plan.settle import Settled, settle
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout.vllm_settings import block_refusal
-from grpo_portable.supervision.ladder import CPU_PARAMETERS_LIMIT
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def others(settled: Settled, diagnosis: Diagnosis) -> str | None:
     if not own or step_seconds(settled, diagnosis) is None:
         return None
     there = {path for path, state in diagnosis.paths.items() if state.open and state.fits is not False}
-    worse = {path for path in there if path.startswith("fp16") and path.replace("fp16", "bf16") in there}
+    worse = {path for path in there if BF16_OF.get(path) in there}
     refused = {path for path in there if on_path(recipe, path) or _blocks(recipe).get(path)}
     seen: list[tuple[float, str]] = []
     for path in there - worse - refused - {"cpu", recipe.path}:
@@ -287,7 +287,5 @@ def _blocks(recipe: Recipe) -> dict[str, str | None]:
 
 def _not_on_a_cpu(recipe: Recipe) -> dict[str, str | None]:
     """The CPU is no choice for a model it would train for days or weeks; who wants it says so with `path: cpu`."""
-    shape = _shape(recipe)
-    if recipe.path != "auto" or shape is None or shape.params <= CPU_PARAMETERS_LIMIT:
-        return {}
-    return {PATHS[-1]: f"{shape.params / 1e9:.1f} B parameters would take days to weeks there (--path cpu insists)"}
+    too_slow = slow_on_a_cpu(_shape(recipe))
+    return {PATHS[-1]: f"{too_slow} (--path cpu insists)"} if too_slow and recipe.path == "auto" else {}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from doctor import memory
 from doctor.diagnosis import PATHS, About, Diagnosis, Reason, Wall
 from doctor.readings import cards
+from doctor.spread import largest_divisor
 from grpo_portable.combinations import UNSLOTH_PATHS, float16_refusal, on_path, samples_elsewhere
 from grpo_portable.errors import PathClosed, RecipeError
 from grpo_portable.recipe import Recipe, check
@@ -174,7 +175,7 @@ def _nothing_left(
         return PathClosed(
             "no path is open on this machine",
             because=wall.fact if wall else None,
-            help=_first_help(wall) or "`grpo-doctor` shows every wall",
+            help=first_help(wall) or "`grpo-doctor` shows every wall",
         )
     too_large = [p for p, state in diagnosis.paths.items() if state.open and state.fits is False]
     needs = [found for p in too_large if (found := ledger_of(p)) is not None and found.fits is False]
@@ -188,7 +189,7 @@ def _nothing_left(
     helps = ["`grpo-portable recipes` says what fits here"]
     if least or not gpu_closed:
         helps.append("a smaller model or a lower max_completion_tokens needs less")
-    elif first := _first_help(gpu_closed):
+    elif first := first_help(gpu_closed):
         helps.insert(0, first)
     return PathClosed(f"no path here can run {recipe.model}", because="; ".join(because) or None, help="; ".join(helps))
 
@@ -203,7 +204,7 @@ def _asked_for(recipe: Recipe, diagnosis: Diagnosis, can_run: Mapping[str, str |
         raise PathClosed(
             f"path {path} is closed on this machine",
             because=wall.fact if wall else None,
-            help=_first_help(wall) or (f"the best open path is {best}: --path {best}" if best else None),
+            help=first_help(wall) or (f"the best open path is {best}: --path {best}" if best else None),
         )
     why_not = can_run.get(path) or _unfit(recipe, diagnosis, path)
     if why_not:
@@ -244,7 +245,7 @@ def _sizes(
     changes: dict[str, int | bool | str] = {}
     if recipe.micro_batch == "auto":
         room = min(ledger.micro_batch if ledger else UNKNOWN_MICRO_BATCH, completions)
-        changes["micro_batch"] = max(d for d in range(1, room + 1) if completions % d == 0)
+        changes["micro_batch"] = largest_divisor(completions, room)
         each = " in each process" if processes > 1 else ""
         reasons.append(_reason(f"micro-batch {changes['micro_batch']} of {completions} completions a step{each}"))
     if recipe.rollout_rows == "auto":
@@ -259,7 +260,7 @@ def _sizes(
     return replace(recipe, **changes)  # type: ignore[arg-type]
 
 
-def _first_help(wall: object) -> str | None:
+def first_help(wall: object) -> str | None:
     """The most certain help of a wall: what it is for, and its command."""
     found = next(iter(getattr(wall, "help", ())), None)
     return None if found is None else found.text + (f": {found.command}" if found.command else "")

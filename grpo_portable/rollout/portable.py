@@ -20,7 +20,7 @@ from grpo_portable.rollout.decoder import Decoder, Read, capacity_for
 from grpo_portable.rollout.family import read, unwrap
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling, TokenIds, silent
 from grpo_portable.rollout.reference import ReferenceRollout
-from grpo_portable.rollout.requests import check, noises
+from grpo_portable.rollout.requests import check, noises, seeded
 from grpo_portable.rollout.sampler import Drawing, drawing_of, uniform
 from grpo_portable.rollout.schedule import Schedule, plan, row_buckets
 from grpo_portable.rollout.stops import StopStrings
@@ -260,10 +260,7 @@ class _Run:
         self.drawing: Drawing = drawing_of(sampling)
         self.stops = frozenset(sampling.stop_ids)
         self.strings = StopStrings(sampling.stop_strings, tokenizer) if sampling.stop_strings else None
-        seed = sampling.seed
-        if seed is None and not sampling.seeds:
-            seed = int(torch.randint(2**62, ()).item())
-        self.noises = noises(sampling, len(prompts), n, seed or 0)
+        self.noises = noises(seeded(sampling), len(prompts), n)
         longest = max(room)
         self.tokens = np.zeros((len(room), longest), dtype=np.int64)
         self.logprobs = np.zeros((len(room), longest), dtype=np.float32)

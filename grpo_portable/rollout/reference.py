@@ -16,7 +16,7 @@ import torch
 
 from grpo_portable.errors import EngineError
 from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent
-from grpo_portable.rollout.requests import check, noises
+from grpo_portable.rollout.requests import check, noises, seeded
 from grpo_portable.rollout.sampler import uniform
 from grpo_portable.rollout.stops import StopStrings
 
@@ -57,10 +57,7 @@ class ReferenceRollout:
         """What each completion's noise is made of, None where nothing is drawn."""
         if sampling.temperature == 0:
             return None
-        seed = sampling.seed
-        if seed is None and not sampling.seeds:
-            seed = int(torch.randint(2**62, ()).item())
-        return noises(sampling, prompts, drawn, seed or 0)
+        return noises(seeded(sampling), prompts, drawn)
 
     def _run(
         self, model: Any, prompts: list[TokenIds], noise: list[tuple[int, int]] | None, sampling: Sampling

@@ -1,10 +1,11 @@
-"""What every engine asks of a request before it serves it, and where a request's noise comes from. Torch-free."""
+"""What every engine asks of a request before it serves it, and where a request's noise comes from. Torch only draws a seed."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from grpo_portable.errors import DataError
 from grpo_portable.rollout.protocol import Sampling, TokenIds
@@ -43,11 +44,20 @@ def check(prompts: Sequence[TokenIds], n: int, sampling: Sampling, context: int,
             raise DataError(f"prompt {index} holds a token id outside the vocabulary of {vocab}")
 
 
-def noises(sampling: Sampling, prompts: int, n: int, seed: int) -> list[tuple[int, int]]:
-    """(seed, number) of each completion's noise, in the order of the prompts; `seed` is the call's, where prompts have none."""
+def seeded(sampling: Sampling) -> Sampling:
+    """The request with a seed: one drawn from torch's generator where it has none and draws tokens."""
+    if sampling.seed is not None or sampling.seeds or sampling.temperature == 0:
+        return sampling
+    import torch
+
+    return replace(sampling, seed=int(torch.randint(2**31, ()).item()))
+
+
+def noises(sampling: Sampling, prompts: int, n: int) -> list[tuple[int, int]]:
+    """(seed, number) of each completion's noise, in the order of the prompts; the call's seed where prompts have none."""
     if sampling.seeds:
         return [(own, number) for own in sampling.seeds for number in range(n)]
-    return [(seed, number) for number in range(prompts * n)]
+    return [(sampling.seed or 0, number) for number in range(prompts * n)]
 
 
 def prompt_seed(sampling: Sampling, index: int) -> int:

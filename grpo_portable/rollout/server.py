@@ -15,7 +15,6 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from grpo_portable.errors import EngineError, EngineUnsupported, GrpoPortableErr
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import served, server_request, vllm_adapter
 from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent
-from grpo_portable.rollout.requests import check
+from grpo_portable.rollout.requests import check, seeded
 from grpo_portable.rollout.scratch import Scratch
 from grpo_portable.rollout.server_client import KEY, Client, Refused
 from grpo_portable.rollout.stops import StopStrings
@@ -38,6 +37,8 @@ ANSWER_LIMIT_S = (
 SLOWEST_TOKENS_S = 20.0  # by arithmetic: one row at a time of 7 B weights in 16 bit, read at a T4's 320 GB/s
 LOAD_LIMIT_S = 120.0
 ASK_EVERY_S = 60.0  # of silence, until the server is asked whether it is well
+STALL_LIMIT_S = 600.0  # without a token more by the server's own count: it makes some in seconds
+METRICS_BYTES = 16 << 20
 HEALTH_LIMIT_S = 30.0
 LEAVE_LIMIT_S = 10.0
 
@@ -75,7 +76,7 @@ class ServerRollout:
     name = "vllm-server"
     apart: float | None = None
     start_s = 0.0
-    ask_every_s = ASK_EVERY_S
+    ask_every_s, stall_limit_s = ASK_EVERY_S, STALL_LIMIT_S
 
     def __init__(
         self,
@@ -127,8 +128,7 @@ class ServerRollout:
     def generate(self, prompts: Sequence[TokenIds], n: int, sampling: Sampling) -> list[list[Completion]]:
         """`n` completions of each prompt; greedy ones are made once and repeated."""
         check(prompts, n, sampling, self.context, self.vocabulary)
-        if sampling.seed is None and not sampling.seeds and sampling.temperature > 0:
-            sampling = replace(sampling, seed=int(torch.randint(2**31, ()).item()))
+        sampling = seeded(sampling)
         model, drawn = self._loaded or self.base.name, n if sampling.temperature > 0 else 1
         asked = [
             server_request.body(model, ids, drawn, sampling, room=self.context - len(ids), index=index)
@@ -157,17 +157,24 @@ class ServerRollout:
         try:
             futures = [pool.submit(self._answer, body, limit_s) for body in asked]
             pending: set[Future[Any]] = set(futures)
-            heard = time.monotonic()
+            heard = moved = time.monotonic()
+            made: float | None = None
             while pending:
                 done, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
                 for future in done:
                     future.result()
-                silent_for = time.monotonic() - heard
-                if not done and silent_for > self.ask_every_s:
-                    self.client.get("/health", limit_s=HEALTH_LIMIT_S)  # it may take long, but it must be well
-                if done or silent_for > self.ask_every_s:
-                    heard = time.monotonic()
-                    self.tick()
+                if not done and time.monotonic() - heard <= self.ask_every_s:
+                    continue
+                before, made = made, made if done else self._made()
+                heard = time.monotonic()
+                if done or made is None or made != before:
+                    moved = heard
+                elif heard - moved > self.stall_limit_s:
+                    raise EngineError(
+                        f"the vLLM server at {self.client.url} hangs",
+                        because=f"it answers, and has made no token for {self.stall_limit_s / 60:.0f} minutes",
+                    )
+                self.tick()
             return [future.result() for future in futures]
         except BaseException:
             self.client.abort()
@@ -175,6 +182,14 @@ class ServerRollout:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
             self.client.resume()
+
+    def _made(self) -> float | None:
+        """The tokens the server counts, None where it does not tell. It may take long; EngineError where it is not well."""
+        self.client.get("/health", limit_s=HEALTH_LIMIT_S)
+        with contextlib.suppress(EngineError):
+            told = self.client.text("/metrics", limit_s=HEALTH_LIMIT_S, most_bytes=METRICS_BYTES)
+            return server_request.tokens_counted(told)
+        return None
 
     def _answer(self, body: Mapping[str, Any], limit_s: float) -> Any:
         most = server_request.most_bytes(body)

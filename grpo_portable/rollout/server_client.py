@@ -51,6 +51,10 @@ class Client:
         """The JSON at `path`, None for an empty answer. Raises Refused, or EngineError when no answer came."""
         return self._call(lambda: self._once("GET", path, None, limit_s, LEAST_BYTES), self.attempts)
 
+    def text(self, path: str, *, limit_s: float, most_bytes: int) -> str:
+        """What stands at `path` where that is no JSON, asked for once. Raises as `get`."""
+        return str(self._call(lambda: self._once("GET", path, None, limit_s, most_bytes, _plain), 1))
+
     def ask(self, path: str, body: Any, *, limit_s: float, most_bytes: int = LEAST_BYTES) -> Any:
         """The answer to a request that changes nothing there, as `get`."""
         return self._call(lambda: self._once("POST", path, body, limit_s, max(LEAST_BYTES, most_bytes)), self.attempts)
@@ -91,7 +95,15 @@ class Client:
         what = "did not answer in time" if late else "cannot be reached"
         return EngineError(f"the vLLM server at {self.url} {what}", because=because)
 
-    def _once(self, method: str, path: str, body: Any, limit_s: float, most_bytes: int) -> Any:
+    def _once(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        limit_s: float,
+        most_bytes: int,
+        read: Callable[[bytes, str, str], Any] | None = None,
+    ) -> Any:
         ends = time.monotonic() + limit_s
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=min(CONNECT_LIMIT_S, limit_s))
@@ -116,7 +128,7 @@ class Client:
             connection.close()
         if status != 200:
             raise self._refusal(status, path, text)
-        return _parsed(text, path, self.url)
+        return (read or _parsed)(text, path, self.url)
 
     def _headers(self) -> dict[str, str]:
         plain = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -148,6 +160,10 @@ class Client:
         refused = Refused(f"the vLLM server refused {path} ({status}): {said}")
         refused.status = status
         return refused
+
+
+def _plain(text: bytes, path: str, url: str) -> str:
+    return text.decode("utf-8", "replace")
 
 
 def _parsed(text: bytes, path: str, url: str) -> Any:

@@ -6,6 +6,7 @@ Legend: G completions of a prompt, T completion tokens.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -93,3 +94,9 @@ def command(model: str, *, rank: int | None, context: int) -> str:
     lora = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True " if rank else ""
     slots = f" --enable-lora --max-lora-rank {rank}" if rank else ""
     return f"{lora}vllm serve {model}{slots} --logprobs-mode processed_logprobs --max-model-len {context}"
+
+
+def tokens_counted(metrics: str) -> float | None:
+    """Tokens that went in and out so far, by what vLLM tells Prometheus at each of its steps; None where it does not tell."""
+    found = re.findall(r"^vllm:(?:prompt|generation)_tokens_total(?:\{[^\n]*\})? ([\d.eE+]+)", metrics, re.M)
+    return sum(map(float, found)) if found else None

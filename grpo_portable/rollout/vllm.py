@@ -17,7 +17,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import finished, vllm_adapter, vllm_settings
 from grpo_portable.rollout.contained import engine_errors, undisturbed
 from grpo_portable.rollout.protocol import Completion, Sampling, TokenIds, silent
-from grpo_portable.rollout.requests import check, prompt_seed
+from grpo_portable.rollout.requests import check, prompt_seed, seeded
 from grpo_portable.rollout.scratch import Scratch
 from grpo_portable.rollout.stops import StopStrings
 
@@ -158,8 +157,7 @@ class VllmRollout:
         check(prompts, n, sampling, self.context, self.vocabulary)
         if not prompts:
             return []
-        if sampling.seed is None and not sampling.seeds and sampling.temperature > 0:  # torch's generator is put back
-            sampling = replace(sampling, seed=int(torch.randint(2**31, ()).item()))
+        sampling = seeded(sampling)  # before torch's generator is put back
         llm, drawn = self._awake(), n if sampling.temperature > 0 else 1
         wanted = [{"prompt_token_ids": list(map(int, ids))} for ids in prompts]
         by_request = self._seeds_by_request or bool(sampling.seeds)  # else one generator for all, which is faster

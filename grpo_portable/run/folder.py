@@ -36,6 +36,29 @@ from grpo_portable.supervision.phase import Doing, Phase
 SCHEMA = 1
 RECIPE_VALUES = "recipe_values"  # in run.json: what recipe.yaml held when the run was last started
 REMADE = ("run.json", "rung.json", "plan.json", "facts.json", "failure.json", "heartbeat")  # no result depends on them
+_NUMBER, _TEXT = (int, float), (str,)
+_SAID = {_NUMBER: "a number", _TEXT: "text"}
+_SPAN = {"path": _TEXT, "from": _NUMBER}
+
+
+@dataclass(frozen=True)
+class _OrNull:
+    form: Any
+
+
+# What is read out of run.json, where it is there: objects ("*" is any name), lists, and types of values.
+RECORD: dict[str, Any] = {
+    "planned_memory": _OrNull({"ledger_gib": {"*": _NUMBER}}),
+    "total_parameters": _OrNull(_NUMBER),
+    "versions": {},
+    "prompt": {},
+    "data": {"*": dict.fromkeys(("used", "skipped", "over_length", "over_percentile"), _NUMBER)},
+    "stages": {"*": {"seconds": _NUMBER, "paths": [_SPAN]}},
+    "engine_details": _OrNull({}),
+    "held_gib": {"*": _OrNull(_NUMBER)},
+    "peak_memory_gib": _OrNull(_NUMBER),
+    RECIPE_VALUES: _OrNull({}),
+}
 PLACES = ("model", "data", "eval_data", "bootstrap_data", "vllm_adapters")  # fields of a recipe that may be paths
 
 
@@ -126,6 +149,8 @@ class RunFolder:
             raise self._unreadable(name, str(error)) from error
         if not isinstance(found, dict):
             raise self._unreadable(name, f"it holds {type(found).__name__}, no object")
+        if name == "run.json" and (misfit := _misfit(found, RECORD)):
+            raise self._unreadable(name, misfit)
         return found
 
     def _unreadable(self, name: str, because: str) -> RunFolderError:
@@ -178,6 +203,22 @@ class RunFolder:
         """Renew the last heartbeat: the worker still does what it said."""
         with contextlib.suppress(OSError):
             os.utime(self.heartbeat_file)
+
+
+def _misfit(value: Any, form: Any, where: str = "") -> str | None:
+    """What in a JSON value is not of its form, None where all is."""
+    if isinstance(form, _OrNull):
+        return None if value is None else _misfit(value, form.form, where)
+    if not isinstance(value, form if isinstance(form, tuple) else type(form)):
+        wanted = "an object" if isinstance(form, dict) else "a list" if isinstance(form, list) else _SAID[form]
+        return f"`{where}` must be {wanted}, not {json.dumps(value)[:60]}"
+    parts: list[tuple[str, Any, Any]] = []
+    if isinstance(form, dict):
+        parts = [(f"{where}.{name}".lstrip("."), part, form.get(name, form.get("*"))) for name, part in value.items()]
+    elif isinstance(form, list):
+        parts = [(f"{where}[{index}]", part, form[0]) for index, part in enumerate(value)]
+    found = (_misfit(part, its, place) for place, part, its in parts if its is not None)
+    return next(filter(None, found), None)
 
 
 def create(path: Path, recipe: Recipe, header: str = "") -> RunFolder:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = "manifest.json"
+CONFIGURATION = "adapter_config.json"  # of an adapter, as peft names it
 
 
 def write(folder: Path, files: Iterable[Path]) -> None:
@@ -26,6 +27,13 @@ def known(folder: Path) -> dict[str, Any]:
 
 
 def fingerprint(file: Path) -> dict[str, Any]:
-    """What a file holds, in two words. OSError when it cannot be read."""
+    """What a file holds, in two words. OSError when it cannot be read, ValueError for an adapter's configuration that is none.
+
+    Of such a configuration all counts but the base's name: who moves a base writes its new place there.
+    """
+    if file.name == CONFIGURATION:
+        given = {**json.loads(file.read_text(encoding="utf-8")), "base_model_name_or_path": None}
+        text = json.dumps(given, sort_keys=True).encode()
+        return {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
     with file.open("rb") as content:
         return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}

@@ -24,18 +24,21 @@ def is_whole(folder: Path) -> bool:
 
 
 def torn(folder: Path) -> Path | None:
-    """The first file of weights in `folder` that is gone, cut or not as it was saved, None when there is none.
+    """The first file in `folder`, of weights or an adapter's configuration, that is gone, cut or not as it was saved, or None.
 
-    By the manifest `policy.save` leaves; where nothing is written down, weights have at least the length their headers say.
+    By the manifest `policy.save` leaves; where nothing is written down, weights have at least the length their headers say,
+    and a configuration can be read.
     """
     known = manifest.known(folder)
-    files = {*folder.glob("*.safetensors"), *(folder / name for name in known if name.endswith(".safetensors"))}
+    files = {*folder.glob("*.safetensors"), *folder.glob(manifest.CONFIGURATION)}
+    files |= {folder / name for name in known if name.endswith((".safetensors", manifest.CONFIGURATION))}
     return next((file for file in sorted(files) if not _as_saved(file, known.get(file.name))), None)
 
 
-def _as_saved(weights: Path, known: Any) -> bool:
+def _as_saved(file: Path, known: Any) -> bool:
     try:
-        return _has_its_length(weights) and (known is None or known == manifest.fingerprint(weights))
+        readable = manifest.fingerprint(file) if file.name == manifest.CONFIGURATION else _has_its_length(file)
+        return bool(readable) and (known is None or known == manifest.fingerprint(file))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import random
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -246,16 +246,23 @@ def sign_flip_exact(differences: Sequence[float]) -> float:
     """Two-sided p that the sum is as far from 0 when each difference's sign is a fair coin's throw; 1 when there are none."""
     if len({abs(d) for d in differences}) == 1:  # however many there are
         return mcnemar_exact(sum(d > 0 for d in differences), sum(d < 0 for d in differences))
-    ways = {0.0: 1}
+    observed = abs(math.fsum(differences)) - 1e-7  # sums of the same shares in another order count as far
+    if observed <= 0:
+        return 1.0
+    half = (
+        len(differences) // 2
+    )  # each sum is one of the one half's and one of the other's: 2 * 4,096 for 24, not 16 million
+    one, other = _flipped(differences[:half]), sorted(_flipped(differences[half:]))
+    far = sum(bisect_right(other, -observed - s) + len(other) - bisect_left(other, observed - s) for s in one)
+    return far / 2 ** len(differences)
+
+
+def _flipped(differences: Sequence[float]) -> list[float]:
+    """The sum under each choice of signs."""
+    sums = [0.0]
     for d in differences:
-        after: dict[float, int] = {}
-        for total, count in ways.items():
-            for step in (d, -d):
-                key = round(total + step, 9)  # sums of the same shares must meet in one key
-                after[key] = after.get(key, 0) + count
-        ways = after
-    observed = abs(math.fsum(differences)) - 1e-7
-    return sum(count for total, count in ways.items() if abs(total) >= observed) / 2 ** len(differences)
+        sums = [s + step for s in sums for step in (d, -d)]
+    return sums
 
 
 def _mean_se(values: Sequence[float], mean: float) -> float | None:

@@ -20,9 +20,8 @@ from grpo_portable.errors import (
 )
 from grpo_portable.run.folder import RunFolder
 from grpo_portable.run.processes import here
-from grpo_portable.supervision.ladder import COLLECTIVE, DISK, GPU_ERROR, OUT_OF_MEMORY
+from grpo_portable.supervision.ladder import COLLECTIVE, DISK, ENGINES, GPU_ERROR, ORDER, OUT_OF_MEMORY
 
-ENGINES = ("vllm", "flashinfer", "unsloth")  # how their modules' names begin, also of what Unsloth writes itself
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ENTRY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 
@@ -51,19 +50,18 @@ def _own_kind(error: BaseException, folder: Path | None) -> str | None:
     for cls, kind in ((NonFiniteError, "nonfinite"), (RewardError, "reward"), (EngineError, "engine")):
         if isinstance(error, cls):
             return "oom" if kind == "engine" and OUT_OF_MEMORY.search(str(error)) else kind
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
-        return "oom"
-    if _of_disk(error, folder):
-        return "disk"
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return "oom"
-    if here().count > 1 and isinstance(error, (RuntimeError, OSError)) and COLLECTIVE.search(str(error)):
-        return "collective"
-    if isinstance(error, ImportError):
-        return "import"
-    if _of_an_engine(error) or (isinstance(error, RuntimeError) and GPU_ERROR.search(str(error))):
-        return "engine"
-    return None
+    raised = isinstance(error, RuntimeError)
+    lost = here().count > 1 and isinstance(error, (RuntimeError, OSError))
+    may_be = {
+        "disk": _of_disk(error, folder),
+        "oom": isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (raised and OUT_OF_MEMORY.search(str(error))),
+        "collective": lost and COLLECTIVE.search(str(error)),
+        "import": isinstance(error, ImportError),
+        "engine": _of_an_engine(error) or (raised and GPU_ERROR.search(str(error))),
+    }
+    return next((kind for kind in ORDER if may_be[kind]), None)
 
 
 def _of_an_engine(error: BaseException) -> bool:

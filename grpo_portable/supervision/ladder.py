@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from doctor.diagnosis import PATHS
-from doctor.spread import most_sharing
+from doctor.diagnosis import CPU_PARAMETERS_LIMIT, PATHS
+from doctor.spread import largest_divisor, most_sharing
 from grpo_portable.supervision.phase import LEARNS, SAMPLES, Doing, Phase
 
 # exit codes of the worker, one a cause (`worker.py` uses them, `classify` reads them)
@@ -34,7 +34,6 @@ EXIT = {
 KINDS = ("done", *EXIT, "import", "killed", "hang", "crash")
 MOST_ROW_CUT = 16  # rows generated at once are halved to this part; with fewer a lower path is the faster one
 SAME_CODE = "vLLM's own code is broken, and every path of vLLM loads it"  # why a path is not even tried
-CPU_PARAMETERS_LIMIT = 500_000_000  # above this the last rung, the CPU, would take weeks and is left out
 
 
 @dataclass(frozen=True)
@@ -102,10 +101,15 @@ COLLECTIVE = re.compile(
 _ERROR_LINE = re.compile(r"^[\w.]*(?:Error|Exception|Exit|Interrupt)\b(?!.*accelerate|.*Command '\[).*$", re.M)
 # C++ ends a process by SIGABRT and says on its last lines what was thrown
 _THROWN = re.compile(r"^terminate called after throwing an instance of .*$(?:\n\s+what\(\):.*$)?", re.M)
+ENGINES = ("vllm", "flashinfer", "unsloth")  # how their modules' names begin, also of what Unsloth writes itself
 _ENGINE = re.compile(
-    r"vllm|EngineCore|flashinfer|get_dummy_lora_warmup_rank|align_completion_tool_mask|unsloth|" + GPU_ERROR.pattern,
+    "|".join((*ENGINES, "EngineCore", "get_dummy_lora_warmup_rank", "align_completion_tool_mask", GPU_ERROR.pattern)),
     re.I,
 )
+# Which kind counts where an error could be of two, for `failure.kind_of` as for words: what cannot be imported on a path
+# without an engine is needed below it as well, whatever its name.
+ORDER = ("disk", "oom", "collective", "import", "engine")
+_WORDS = {"disk": DISK, "oom": OUT_OF_MEMORY, "import": _IMPORT, "engine": _ENGINE}
 _PLACE = re.compile(r"\S*[/\\]\S*")  # a folder may be called anything
 
 
@@ -150,8 +154,7 @@ def classify(
 def _kind_of_words(error: str) -> str:
     """What kind of ending an error's own line speaks of; places in it are passed over."""
     said = _PLACE.sub("", error)
-    table = {"disk": DISK, "oom": OUT_OF_MEMORY, "engine": _ENGINE, "import": _IMPORT}
-    return next((kind for kind, words in table.items() if words.search(said)), "crash")
+    return next((kind for kind in ORDER if kind in _WORDS and _WORDS[kind].search(said)), "crash")
 
 
 def _of_several(returncode: int, failure: Mapping[str, Any], log_tail: str, doing: Doing, silent: int | None) -> Ending:
@@ -262,13 +265,9 @@ def _smaller(rung: Rung, phase: Phase, first: Rung) -> Rung | None:
         least = max(1, first.rollout_rows // MOST_ROW_CUT)
         return replace(rung, rollout_rows=rung.rollout_rows // 2) if rung.rollout_rows > least else None
     if phase in LEARNS and rung.micro_batch > 1:
-        return replace(rung, micro_batch=_next_divisor(rung.micro_batch))
+        # accumulation then grows by a whole factor, and the step holds the same completions
+        return replace(rung, micro_batch=largest_divisor(rung.micro_batch, rung.micro_batch // 2))
     return None
-
-
-def _next_divisor(micro_batch: int) -> int:
-    """The largest proper divisor: accumulation then grows by a whole factor and the step holds the same completions."""
-    return next(d for d in range(micro_batch // 2, 0, -1) if micro_batch % d == 0)
 
 
 def _change(old: Rung, new: Rung) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trl import GRPOConfig, SFTConfig
 
+from doctor.spread import largest_divisor
 from grpo_portable.errors import RecipeError
 from grpo_portable.recipe import Recipe
 
@@ -66,7 +67,7 @@ def sft_arguments(recipe: Recipe, *, rows: int, output_dir: Path, dtype: str, cp
     batch = min(recipe.bootstrap_batch, rows)
     batch = max(world, batch - batch % world)
     mine = batch // world
-    micro_batch = max(d for d in range(1, min(int(recipe.micro_batch), mine) + 1) if mine % d == 0)
+    micro_batch = largest_divisor(mine, int(recipe.micro_batch))
     steps = max(1, math.ceil(recipe.bootstrap_epochs * rows / batch))
     return SFTConfig(
         **_of_both(recipe, output_dir=output_dir, dtype=dtype, cpu=cpu),

@@ -36,11 +36,16 @@ def truncated_ratios(
     return difference.exp().clamp(max=limit)
 
 
-def sums_apart(trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor, limit: float = LIMIT) -> torch.Tensor:
-    """A `Gap`'s three numbers (3,), float64, over these tokens and where they are: reading them would wait for a GPU."""
+def sums_apart(
+    trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor, ratios: torch.Tensor, limit: float = LIMIT
+) -> torch.Tensor:
+    """A `Gap`'s three numbers (3,), float64, over these tokens and where they are: reading them would wait for a GPU.
+
+    `ratios`: their `truncated_ratios` at this limit (N, T).
+    """
     difference = ((sampler - trainer) * mask).float()
     seen = mask.bool() & difference.isfinite()
-    cut = seen & (truncated_ratios(trainer, sampler, mask, limit) >= limit)
+    cut = seen & (ratios >= limit)
     return torch.stack([part.double().sum() for part in (seen, difference.where(seen, 0.0), cut)])
 
 
@@ -103,8 +108,8 @@ class SamplerCorrection:
                 batch["sampling_per_token_logps"],
                 batch["completion_mask"],
             )
-            batch["importance_sampling_ratio"] = truncated_ratios(*given)
-            apart = sums_apart(*given)
+            batch["importance_sampling_ratio"] = ratios = truncated_ratios(*given)
+            apart = sums_apart(*given, ratios)
             self._apart = apart if self._apart is None else self._apart + apart
         return result
 

@@ -20,10 +20,11 @@ from grpo_portable.training.bootstrap import Taught
 from grpo_portable.training.guards import StopSignal, require_finite
 from grpo_portable.training.layout import PaddedRight
 from grpo_portable.training.saving import Saving, UpdateMark
+from grpo_portable.training.trl_trainer import Silent
 from grpo_portable.updates.quick import QuickUpdates
 
 
-class SftTrainer(QuickUpdates, Saving, SFTTrainer):
+class SftTrainer(QuickUpdates, Saving, Silent, SFTTrainer):
     """Teaches `examples` to `model`'s adapter in place by `teach`. `on_step` hears step, steps and what TRL logs.
 
     `probe(step)` gives the share of answers that keep the format. Several `processes` share each batch evenly, and end together
@@ -106,9 +107,6 @@ class SftTrainer(QuickUpdates, Saving, SFTTrainer):
 
     def compute_loss(self, model: Any, *args: Any, **named: Any) -> Any:
         return super().compute_loss(PaddedRight(model), *args, **named)
-
-    def _send_telemetry(self) -> None:
-        """TRL reports each run to the hub; this project reports nothing."""
 
 
 class _StepCallback(TrainerCallback):

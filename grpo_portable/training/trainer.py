@@ -43,11 +43,11 @@ from grpo_portable.training.correction import Gap, SamplerCorrection
 from grpo_portable.training.guards import NonFiniteGuard, StopSignal, first_not_finite
 from grpo_portable.training.plateau import Plateau
 from grpo_portable.training.saving import Saving, UpdateMark
-from grpo_portable.training.trl_trainer import GRPOTrainer
+from grpo_portable.training.trl_trainer import GRPOTrainer, Silent
 from grpo_portable.updates.quick import QuickUpdates
 
 
-class GrpoTrainer(QuickUpdates, Saving, SamplerCorrection, GRPOTrainer):
+class GrpoTrainer(QuickUpdates, Saving, SamplerCorrection, Silent, GRPOTrainer):
     """Trains `model` in place by `start`; `save_now` writes a checkpoint from which another process can start.
 
     `correct_sampler`: the engine samples from other weights than the policy's (an FP8 copy, vLLM's own), so the loss is
@@ -407,9 +407,6 @@ class GrpoTrainer(QuickUpdates, Saving, SamplerCorrection, GRPOTrainer):
 
     def _may_go_on_from(self, step: int) -> bool:
         return step % self.recipe.num_iterations == 0  # a half-used rollout is lost
-
-    def _send_telemetry(self) -> None:
-        """TRL reports each run to the hub; this project reports nothing."""
 
 
 class _StepCallback(TrainerCallback):

@@ -49,4 +49,11 @@ def short_ways() -> Iterator[list[str]]:
         yield taken
 
 
-__all__ = ["GRPOTrainer", "short_ways"]
+class Silent:
+    """In front of a trainer of TRL's, which reports each run to the hub; this project reports nothing."""
+
+    def _send_telemetry(self) -> None:
+        """Nothing."""
+
+
+__all__ = ["GRPOTrainer", "Silent", "short_ways"]

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo_portable.answers import extractor
+from grpo_portable.answers import extract, extractor, is_correct
 from grpo_portable.answers.extractor import (
-    extract,
     extract_lenient,
     has_marker,
-    is_correct,
     is_correct_lenient,
     parse_gold,
 )

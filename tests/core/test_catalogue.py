@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from typer.testing import CliRunner
 
 from doctor.diagnosis import PATHS
 from doctor.facts import Facts, Gpu, Host, Probe, facts_from_json
+from doctor.phrases import verdict
+from doctor.plan import diagnose
 from doctor.speed import duration
 from grpo_portable import cli, launch, recipe_page, rewards
 from grpo_portable.errors import PathClosed, RecipeError, RunFolderError, UsageError
@@ -154,6 +157,18 @@ def test_a_large_model_goes_to_the_cpu_only_when_told_to() -> None:
     assert planning.plan(replace(recipe, path="cpu"), laptop, auto=True)[0].recipe.path == "cpu"
 
 
+@pytest.mark.parametrize("model", ["HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B"])
+def test_the_doctor_and_the_plan_judge_a_cpu_alike(model: str) -> None:
+    facts = laptop()
+    found = diagnose(facts, model)
+    recipe = replace(recipe_of("gsm8k-smollm2-135m-cpu"), path="auto", model=model)
+    refused = pytest.raises(PathClosed, match="days to weeks") if "135M" not in model else contextlib.nullcontext()
+    with refused as told:
+        assert planning.plan(recipe, facts, auto=True)[0].recipe.path == "cpu"
+    assert found.plan.path == "cpu"
+    assert ("would run on the CPU for days to weeks" in verdict(found)) is (told is not None)
+
+
 def test_8_bit_states_stay_off_the_cpu() -> None:
     laptop = Facts(host=Host(platform="linux", ram_gib=64.0), gpus=(), packages={"torch": "2.13.0+cpu"})
     recipe = replace(recipe_of("gsm8k-smollm2-135m-cpu"), optimizer="adamw_8bit")
@@ -239,6 +254,7 @@ def test_a_time_on_the_cpu_is_measured_or_rests_on_measured_rates() -> None:
     found = {row.name: row for row in listing.rows(laptop(cpu_rates={"gflops": 160.0, "gb_s": 30.0}), None)}
     assert found["arithmetic-embedded"].time == "measured about 1 min on two CPU cores"
     assert found["gsm8k-smollm2-135m-cpu"].time == "about 82 min"
+    assert [found[name].estimated for name in ("arithmetic-embedded", "gsm8k-smollm2-135m-cpu")] == [False, True]
 
 
 def test_the_list_and_the_plan_say_one_time() -> None:
@@ -319,6 +335,33 @@ def test_a_recipe_for_a_model_of_ones_own_is_never_a_no() -> None:
     assert line.split()[1] == "?"
 
 
+@pytest.mark.parametrize(
+    ("name", "fits", "words"),
+    [
+        (
+            "gsm8k-qwen3-1.7b-8gb",
+            False,
+            "model `Qwen/Qwen3-1.7B` is not on this machine, and the hub is out of reach (it is",
+        ),
+        ("gsm8k-base", True, "with your own --model and --data; "),
+        ("arithmetic-embedded", True, "GiB"),
+    ],
+)
+def test_what_is_neither_here_nor_to_be_had_does_not_run_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, fits: bool, words: str
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
+    monkeypatch.setattr(launch.reach, "hub", lambda: asked.append(True) or launch.reach.Reach(False, "it is away"))
+    facts = card("NVIDIA GeForce RTX 4060 Laptop GPU", "8.9", 8.0)
+    rows = listing.rows(facts, listing.Here(lambda _: {}, launch._out_of_reach()))
+    row = next(row for row in rows if row.name == name)
+    assert (row.fits, words in row.why, len(asked)) == (fits, True, 1), row
+    assert not any(row.fits and row.name.startswith("gsm8k-qwen") for row in rows)
+
+
 def test_listing_is_quick() -> None:
     with spent.at_most(1.5):
         listing.rows(MACHINES["ref-t4-small"], None)
@@ -335,7 +378,7 @@ def test_the_commands_list_show_copy_and_plan_for_a_saved_machine(tmp_path: Path
     listed = run(cli.app, ["recipes", "--json", "--facts", str(facts)])
     rows = {row["name"]: row for row in json.loads(listed.stdout)}
     assert rows["gsm8k-qwen3-1.7b-t4"]["fits"] is True
-    assert set(rows["gsm8k-qwen3-1.7b-t4"]) == {"name", "purpose", "fits", "path", "time", "why", "slow"}
+    assert set(rows["gsm8k-qwen3-1.7b-t4"]) == {f.name for f in fields(listing.Row)}
     assert "arithmetic-embedded" in run(cli.app, ["recipes", "--plain"]).stdout
     name = "dapo-llama-3.2-1b-fp8"
     assert run(cli.app, ["recipes", name]).stdout == catalogue.find(name).read_text(encoding="utf-8")
@@ -378,8 +421,6 @@ def test_the_reference_page_is_up_to_date() -> None:
 
 
 def test_the_reference_page_has_every_field_and_recipe() -> None:
-    from dataclasses import fields
-
     page = recipe_page.page()
     assert all(f"| `{f.name}`" in page for f in fields(Recipe))
     assert all(f"[`{name}`]" in page for name in NAMES)

@@ -1,7 +1,6 @@
 """The command line: every mistake is one to three lines and an exit code, nothing is lost, and `--auto` says its plan."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import run_folders
 
+from doctor.facts import Facts
 from grpo_portable import cli, launch
 from grpo_portable.errors import ModelError, PathClosed, UsageError
 from grpo_portable.recipe import Recipe, load, override, to_yaml
@@ -141,10 +141,10 @@ def test_a_dry_run_says_what_a_start_would_be_refused_for_and_is_silent_of_anoth
     monkeypatch.setattr(launch, "TRAINING_STACK", ("no_such_package",))
     facts = Path(__file__).parents[1] / "doctor" / "saved" / "h200-torch211-bare.json"
     asked = {"auto": True, "overrides": ["path=auto"], "out": None, "dry_run": True, "fallback": True}
-    launch.train("arithmetic-embedded", **asked, facts_file=str(facts))
+    assert launch.train("arithmetic-embedded", **asked, facts_file=str(facts)) == 0
     assert "would not start" not in capsys.readouterr().out
     monkeypatch.setattr(launch, "_probe", lambda: launch.saved_facts(str(facts)))
-    launch.train("arithmetic-embedded", **asked)
+    assert launch.train("arithmetic-embedded", **asked) == PathClosed.exit_code
     plan, _, refused = capsys.readouterr().out.partition("it would not start now\n")
     assert plan.startswith("plan\n") and "no_such_package not installed" in refused and "help: `grpo-doctor" in refused
 
@@ -171,7 +171,7 @@ def test_a_dry_run_reads_questions_that_lie_here(tmp_path, row, words):
     ]
     done = run(*asked, "--dry-run", cwd=tmp_path)
     plan, _, refused = done.stdout.partition("it would not start now\n")
-    assert done.returncode == 0 and plan.startswith("plan\n") and words in " ".join(refused.split())
+    assert done.returncode == 2 and plan.startswith("plan\n") and words in " ".join(refused.split())
 
 
 def test_data_that_cannot_be_used_is_told_by_the_worker_in_two_lines(tmp_path):
@@ -220,7 +220,7 @@ def test_a_hub_out_of_reach_is_told_before_anything_is_loaded_or_written(tmp_pat
     done = run("train", *asked, cwd=tmp_path, HF_HUB_OFFLINE="", HF_ENDPOINT=gone, **proxies)
     planned = run("train", *asked, "--dry-run", cwd=tmp_path, HF_HUB_OFFLINE="", HF_ENDPOINT=gone, **proxies)
     told = done.stderr.splitlines()
-    assert (done.returncode, planned.returncode, len(told)) == (2, 0, 2), done.stderr
+    assert (done.returncode, planned.returncode, len(told)) == (2, 2, 2), done.stderr
     assert "model `nobody/none` is not on this machine, and the hub is out of reach, because 127.0.0.1" in told[0]
     assert not (tmp_path / "out").exists()
     missing = " ".join(planned.stdout.partition("it would not start now")[2].split())
@@ -334,8 +334,9 @@ def test_what_holds_no_facts_is_one_clear_error(tmp_path: Path, text: str) -> No
 
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_trl_that_needs_triton_keeps_from_training_alone(trains, monkeypatch):
-    monkeypatch.setattr(launch.metadata, "version", lambda name: "1.15.0")
-    there = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "triton" else there(name))
-    with pytest.raises(PathClosed, match="cannot train here") if trains else contextlib.nullcontext():
+    found = Facts(packages={"trl": "1.15.0", "triton": "absent"})
+    monkeypatch.setattr(launch, "_installed", lambda: found)
+    refused = pytest.raises(PathClosed, match=r"cannot train here.*not installed, because trl 1.15 computes")
+    with refused if trains else contextlib.nullcontext() as told:
         launch._need_training_stack("embedded", trains)
+    assert told is None or "trl>=1.16,<1.17" in told.value.help

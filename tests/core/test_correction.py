@@ -45,7 +45,8 @@ def test_the_gap_by_hand() -> None:
     assert Gap().metrics() == {}
     trainer = torch.tensor([[-1.0, -2.0, -9.0], [-0.5, -1.0, -1.0]])
     sampler = torch.tensor([[-1.5, -1.0, 0.0], [-0.5, math.nan, -2.0]])
-    gap = Gap(*sums_apart(trainer, sampler, torch.tensor([[1, 1, 0], [1, 1, 1]])).tolist())
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    gap = Gap(*sums_apart(trainer, sampler, mask, truncated_ratios(trainer, sampler, mask)).tolist())
     # tokens: -0.5, 1, 0, (no number), -1; one ratio, e**1, is above 2
     assert gap.tokens == 4
     assert gap.metrics() == {"sampler_kl": pytest.approx(-0.125), "ratio_cut": 0.25}
@@ -54,7 +55,7 @@ def test_the_gap_by_hand() -> None:
 def test_summing_the_gap_waits_for_no_number() -> None:
     with FakeTensorMode():  # its tensors have no values to read
         tokens = torch.zeros(2, 3)
-        assert sums_apart(tokens, tokens, tokens).shape == (3,)
+        assert sums_apart(tokens, tokens, tokens, tokens).shape == (3,)
 
 
 def test_the_gap_is_read_once_a_step(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import torch
 from safetensors import SafetensorError
 
 from grpo_portable.errors import EngineError, Interrupted, NonFiniteError, RewardError, UsageError
-from grpo_portable.supervision import failure
+from grpo_portable.supervision import failure, ladder
+from grpo_portable.supervision.phase import Doing, Phase
 
 FULL = OSError(28, "No space left on device")
 
@@ -75,6 +76,22 @@ def test_an_error_is_of_one_kind(error: BaseException, kind: str) -> None:
 )
 def test_an_engine_is_known_by_its_modules_and_not_by_its_folders(module: str, file: str, kind: str) -> None:
     assert failure.kind_of(came_through(module, file, KeyError("x"))) == kind
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ImportError("cannot import name 'LLM' from 'vllm'"), "import"),
+        (RuntimeError("EngineCore: CUDA error: no kernel image"), "engine"),
+        (RuntimeError("vllm: CUDA out of memory"), "oom"),
+        (OSError(28, "No space left on device", "vllm.log"), "disk"),
+    ],
+    ids=repr,
+)
+def test_an_error_is_of_the_same_kind_whether_it_was_caught_or_read_in_a_log(error: Exception, kind: str) -> None:
+    caught = came_through("vllm.v1.engine.core", "core.py", error)
+    read = ladder.classify(1, {}, f"{type(error).__name__}: {error}", Doing(Phase.STARTING))
+    assert (failure.kind_of(caught), read.kind) == (kind, kind)
 
 
 @pytest.mark.parametrize(

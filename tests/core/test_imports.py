@@ -83,6 +83,7 @@ LAYERS = {
         "training.metrics training.guards training.correction training.checkpoint training.saving training.bootstrap "
         "training.sft training.record training.plateau updates.quick evaluate",
         "errors answers phase recipe ladder run data rewards policy protocol updates engines",
+        "spread",
     ),
     "worker": Layer(
         "worker ranks", "errors words phase recipe ladder run data rewards policy protocol engines training"
@@ -99,8 +100,8 @@ LAYERS = {
     ),
     "plan": Layer(
         "plan plan.catalogue plan.planning plan.settle plan.gpus plan.announce plan.listing",
-        "errors recipe ladder paths",
-        "facts diagnosis readings shapes memory speed speed_cpu spread plan together walls walls_several render",
+        "errors recipe paths",
+        "facts diagnosis readings shapes memory speed speed_cpu spread plan together walls walls_model walls_several render",
     ),
     "supervise": Layer("supervision.supervise", "errors recipe ladder run", "privacy spread"),
     "launch": Layer(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from grpo_portable.errors import UsageError
 from grpo_portable.rollout.protocol import Sampling
-from grpo_portable.rollout.requests import check, noises, prompt_seed
+from grpo_portable.rollout.requests import check, noises, prompt_seed, seeded
 
 SAMPLING = Sampling(max_tokens=4)
 REFUSED = {
@@ -39,8 +40,27 @@ def test_what_an_engine_can_serve_passes() -> None:
 
 
 def test_noise_is_the_calls_or_the_prompts_own() -> None:
-    assert noises(SAMPLING, 2, 3, seed=7) == [(7, 0), (7, 1), (7, 2), (7, 3), (7, 4), (7, 5)]
-    assert noises(replace(SAMPLING, seeds=(5, 9)), 2, 3, seed=7) == [(5, 0), (5, 1), (5, 2), (9, 0), (9, 1), (9, 2)]
+    assert noises(replace(SAMPLING, seed=7), 2, 3) == [(7, 0), (7, 1), (7, 2), (7, 3), (7, 4), (7, 5)]
+    assert noises(replace(SAMPLING, seeds=(5, 9)), 2, 3) == [(5, 0), (5, 1), (5, 2), (9, 0), (9, 1), (9, 2)]
     by_call = [prompt_seed(replace(SAMPLING, seed=seed), index) for seed in (1, 2) for index in range(3)]
     assert len(set(by_call)) == 6 and all(0 <= seed < 2**62 for seed in by_call)
     assert prompt_seed(replace(SAMPLING, seeds=(5, 9)), 1) == 9
+
+
+@pytest.mark.parametrize(
+    ("sampling", "draws"),
+    [
+        (SAMPLING, True),
+        (replace(SAMPLING, seed=0), False),
+        (replace(SAMPLING, seeds=(5,)), False),
+        (replace(SAMPLING, temperature=0.0), False),
+    ],
+)
+def test_a_seed_is_drawn_where_there_is_none_and_one_is_needed(sampling: Sampling, draws: bool) -> None:
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    first, second = seeded(sampling), seeded(sampling)
+    assert (first != sampling, first != second) == (draws, draws)
+    assert torch.equal(before, torch.random.get_rng_state()) is not draws
+    torch.manual_seed(1)
+    assert seeded(sampling) == first

@@ -150,6 +150,36 @@ def test_a_file_of_the_run_that_holds_no_object_is_named(tmp_path, text):
         run.read_json("run.json")
 
 
+@pytest.mark.parametrize(
+    ("damage", "because"),
+    [
+        ({"data": 3}, "`data` must be an object, not 3"),
+        ({"data": {"eval": "x"}}, '`data.eval` must be an object, not "x"'),
+        ({"data": {"eval": {"used": "all"}}}, '`data.eval.used` must be a number, not "all"'),
+        ({"stages": None}, "`stages` must be an object, not null"),
+        ({"stages": {"train": {"seconds": [1]}}}, "`stages.train.seconds` must be a number"),
+        ({"stages": {"train": {"paths": ["cpu"]}}}, '`stages.train.paths[0]` must be an object, not "cpu"'),
+        ({"stages": {"train": {"paths": [{"path": 1, "from": 0}]}}}, "`stages.train.paths[0].path` must be text"),
+        ({"peak_memory_gib": "8"}, "`peak_memory_gib` must be a number"),
+        ({"recipe_values": []}, "`recipe_values` must be an object"),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_kind_in_the_record_is_one_clear_error(tmp_path, damage, because):
+    run = create(tmp_path / "run", Recipe())
+    run.write_json("run.json", {"planned_memory": None, "held_gib": {"policy": None}, "of_another_version": [1]})
+    run.update_json("run.json", **damage)
+    for read in (lambda: run.read_json("run.json"), lambda: run.update_json("run.json", path="cpu")):
+        with pytest.raises(RunFolderError, match=r"`run\.json` in run .* cannot be read") as caught:
+            read()
+        assert because in caught.value.because and "--resume" in caught.value.help
+
+
+def test_the_records_that_are_published_are_of_their_form():
+    found = sorted(Path(__file__).parents[2].glob("reports/**/run.json"))
+    assert len(found) > 5 and all(RunFolder(file.parent).read_json("run.json") for file in found)
+
+
 def test_half_a_surrogate_pair_is_written_and_read_back(tmp_path):
     run = create(tmp_path / "run", Recipe())
     append_line(run.metrics_file, {"question": "a\ud800b"})

@@ -64,10 +64,31 @@ def test_a_manifest_of_another_kind_says_nothing(folder: Path, other: str) -> No
     assert torn(folder) is None
 
 
-def test_who_edits_a_configuration_does_not_tear_the_adapter(folder: Path) -> None:
-    manifest.write(folder, [folder / FILE])
-    (folder / "adapter_config.json").write_text(json.dumps({"r": 4, "base_model_name_or_path": "mine"}))
-    assert is_whole(folder)
+@pytest.mark.parametrize(
+    ("noted", "text", "whole"),
+    [
+        (
+            True,
+            json.dumps({"base_model_name_or_path": "mine", "r": 4}, indent=2),
+            True,
+        ),  # who moves a base writes its place
+        (True, '{"r": 5}', False),
+        (True, '{"r": 4', False),
+        (True, "[4]", False),
+        (False, '{"r": 5}', True),  # nobody wrote down what it was
+        (False, '{"r": 4', False),
+        (False, "[4]", False),
+    ],
+)
+def test_an_adapters_configuration_is_as_it_was_saved_but_for_its_bases_name(
+    folder: Path, noted: bool, text: str, whole: bool
+) -> None:
+    config = folder / "adapter_config.json"
+    if noted:
+        manifest.write(folder, [folder / FILE, config])
+    config.write_text(text)
+    assert is_whole(folder) is whole
+    assert torn(folder) == (None if whole else config)
 
 
 @pytest.mark.parametrize("gone", [FILE, "adapter_config.json"])

@@ -5,6 +5,7 @@ No vLLM here: the server of `standin_server` gives vLLM's answers over real HTTP
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -449,6 +450,39 @@ def test_a_server_that_writes_for_long_is_asked_whether_it_is_well(served: Any) 
     served.faults["/health"] = standin_server.times(9, lambda handler: handler.say(503, ""))
     with pytest.raises(EngineError, match=r"refused /health \(503\)"):
         engine.generate(PROMPTS[:1], 1, GREEDY)
+
+
+@pytest.mark.parametrize("stands_still", [True, False])
+def test_a_server_that_answers_and_makes_no_token_is_given_up(served: Any, stands_still: bool) -> None:
+    engine, made = opened(adapted(), served), iter(range(1000))
+    wanted = engine.generate(PROMPTS[:1], 1, GREEDY)
+    engine.ask_every_s, engine.stall_limit_s = 0.1, 1.5
+
+    def slow(handler: Any) -> bool:
+        time.sleep(6.0)
+        return False
+
+    served.faults["/v1/completions"] = slow
+    counted = 'vllm:prompt_tokens_total{{engine="0"}} 9.0\nvllm:generation_tokens_total{{engine="0"}} {}\n'
+    served.faults["/metrics"] = standin_server.times(
+        99, lambda handler: handler.say(200, counted.format(7.0 if stands_still else next(made)))
+    )
+    with pytest.raises(EngineError, match="hangs") if stands_still else contextlib.nullcontext():
+        assert engine.generate(PROMPTS[:1], 1, GREEDY) == wanted
+
+
+@pytest.mark.parametrize(
+    ("told", "tokens"),
+    [
+        ('# HELP x\nvllm:generation_tokens_total{engine="0",model_name="a b"} 1.5e+06\n', 1.5e6),
+        ('vllm:generation_tokens_total{engine="0"} 1\nvllm:generation_tokens_total{engine="1"} 2\n', 3.0),
+        ("vllm:prompt_tokens_total 4", 4.0),
+        ("vllm:generation_tokens_created 1e9\nvllm:request_generation_tokens_sum 3\n", None),
+        ("<html>", None),
+    ],
+)
+def test_what_a_server_counts_is_read(told: str, tokens: float | None) -> None:
+    assert server_request.tokens_counted(told) == tokens
 
 
 def test_a_server_that_trickles_is_given_up_at_the_limit(served: Any) -> None:

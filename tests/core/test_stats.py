@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 import tracemalloc
+from itertools import product
 
 import numpy as np
 import pytest
@@ -261,6 +263,19 @@ def test_paired_mean_of_many_is_normal():
 @given(st.integers(0, 12), st.integers(0, 12))
 def test_sign_flip_of_ones_is_mcnemar(gained, lost):
     assert stats.sign_flip_exact([1.0] * gained + [-1.0] * lost) == pytest.approx(stats.mcnemar_exact(gained, lost))
+
+
+@given(st.lists(st.integers(-700, 700).map(lambda i: i / 700), min_size=1, max_size=9))
+def test_sign_flip_counts_every_choice_of_signs(differences):
+    far = abs(math.fsum(differences)) - 1e-7
+    sums = [math.fsum(chosen) for chosen in product(*((d, -d) for d in differences))]
+    assert stats.sign_flip_exact(differences) == pytest.approx(sum(abs(s) >= far for s in sums) / len(sums))
+
+
+def test_sign_flip_of_unrelated_differences_takes_no_time():
+    draw = random.Random(0)
+    with spent.at_most(1.0):
+        assert 0 < stats.sign_flip_exact([draw.gauss(0.2, 1) for _ in range(stats.FEW - 1)]) < 1
 
 
 def test_paired_mean_without_spread():

@@ -16,8 +16,9 @@ from grpo_portable.training.trl_trainer import SHORT_WAYS, short_ways
 
 HOOKS = {  # ARCHITECTURE.md says why
     "GrpoTrainer": "__init__ get_train_dataloader _tokenize_prompts _generate_single_turn _calculate_rewards "
-    "_generate_and_score_completions _prepare_inputs training_step _clip_grad_norm _get_grad_norm log _send_telemetry",
-    "SftTrainer": "__init__ _get_train_sampler compute_loss _send_telemetry",
+    "_generate_and_score_completions _prepare_inputs training_step _clip_grad_norm _get_grad_norm log",
+    "SftTrainer": "__init__ _get_train_sampler compute_loss",
+    "Silent": "_send_telemetry",
     "QuickUpdates": "train floating_point_ops",
     "Saving": "_save_checkpoint _load_from_checkpoint _load_optimizer_and_scheduler _load_scaler _load_rng_state",
     "SamplerCorrection": "_compute_loss _get_per_token_logps_and_entropies",

@@ -29,6 +29,8 @@ _WINDOWS = {"platform": "windows", "glibc": None}
 _NVCC128 = {"state": "present", "nvcc": "12.8", "where": "PATH"}
 _CUDA_13 = torch("2.13.0+cu130", CU130, {"ok": None})
 _UNSLOTH = {"unsloth": "2026.6.1", "unsloth_zoo": "2026.6.1"}
+_NO_TRITON = {"trl": "1.15.0", "triton": "absent"}
+_TOO_OLD = "The NVIDIA driver on your system is too old (found version 12080)"
 _HUSK = {"vllm": "0.11.0", "trl": "1.16.0"}
 
 
@@ -115,7 +117,17 @@ TABLE: dict[str, tuple[dict[str, Any], str, str | None]] = {
         machine(_5090, host=_WINDOWS, toolkit=_NVCC128), "WSL2", "apt-get|toolkit"),
     "the driver of WSL2 is Windows'": (
         machine(_3090, host={"platform": "wsl2"}, driver=driver("570.86", "12.8"), **_CUDA_13),
-        "driver in Windows, not in WSL2 to 580", "driver to"),
+        r"driver in Windows \(WSL2 has none of its own\) to 580 or newer, then `wsl --shutdown` in", "driver to|reboot"),
+    "also where only torch's words tell of it": (
+        machine(_3090, host={"platform": "wsl2"}, **torch("2.13.0", None, failed(_TOO_OLD))),
+        r"driver in Windows \(WSL2 has none", "the driver,|driver to"),
+    "a TRL that does without Triton": (machine(_3090, packages=_NO_TRITON), '"trl>=1.16,<1.17"', '"triton'),
+    "but not beside an Unsloth that excludes it": (
+        machine(_3090, packages={"unsloth": "2026.10.9", **_NO_TRITON}),
+        '(?s)install "triton".*uninstall unsloth unsloth_zoo; pip install "trl>=1.16,<1.17"', "Upgrade it"),
+    "Triton is torch's": (
+        {**machine(_3090, packages={"torch": "2.11.0", "unsloth": "2026.10.9", **_NO_TRITON}),
+         "requires": {"torch": ["triton==3.6.0; sys_platform == 'linux'"]}}, '"triton==3.6.0"', None),
     "that of a container is the host's": (
         machine(_3090, host={"container": True}, driver=driver("570.86", "12.8"), **_CUDA_13),
         "driver on the host to 580", "driver to"),

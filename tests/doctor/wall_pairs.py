@@ -166,5 +166,6 @@ PAIRS: dict[str, Pair] = {
 MODEL_PAIRS: dict[str, tuple[Facts, str, str]] = {
     "MODEL-QUANTISED": (machine(_A100, **with_probes(torch("2.10.0+cu128", CU128, vllm="0.19.1"), vllm_start=OK)),
                         "unsloth/Qwen3-4B-bnb-4bit", "Qwen/Qwen3-4B"),
+    "MODEL-CPU": (machine(**_LAPTOP), "Qwen/Qwen3-4B", "HuggingFaceTB/SmolLM2-135M-Instruct"),
     "MODEL-FLOAT16": (machine(_T4), "google/gemma-3-1b-it", "Qwen/Qwen3-0.6B"),
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -134,15 +135,21 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
+def other_rank(file: Path) -> None:
+    """A configuration that can be read, and is another."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), "lora_alpha": 1}))
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
         ("adapter/adapter_model.safetensors", cut),
         ("adapter/adapter_model.safetensors", flip),
         ("adapter/adapter_config.json", Path.unlink),
+        ("adapter/adapter_config.json", other_rank),
         ("generations/base.jsonl", cut),
     ],
-    ids=["weights cut", "a bit flipped", "configuration gone", "answers cut"],
+    ids=["weights cut", "a bit flipped", "configuration gone", "another configuration", "answers cut"],
 )
 def test_what_a_finished_run_has_lost_is_made_again(
     whole: tuple[RunFolder, float], tmp_path: Path, name: str, damage: Callable[[Path], None]
@@ -157,13 +164,21 @@ def test_what_a_finished_run_has_lost_is_made_again(
     assert name.startswith("generations/") or "adapter/ is torn; it is made again from what was made before it" in told
 
 
-@pytest.mark.parametrize("damage", [cut, flip])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("adapter_model.safetensors", cut),
+        ("adapter_model.safetensors", flip),
+        ("adapter_config.json", cut),
+        ("adapter_config.json", other_rank),
+    ],
+)
 def test_a_torn_adapter_is_neither_asked_nor_exported(
-    whole: tuple[RunFolder, float], tmp_path: Path, damage: Callable[[Path], None]
+    whole: tuple[RunFolder, float], tmp_path: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     made = copy_of(whole[0], tmp_path / "run")
     eval_task(None, model=None, data=None, adapter=made.path)
-    damage(made.adapter / "adapter_model.safetensors")
+    damage(made.adapter / name)
     with pytest.raises(ModelError, match="torn"):
         eval_task(None, model=None, data=None, adapter=made.path)
     with pytest.raises(RunFolderError, match="torn"):
