@@ -383,6 +383,11 @@ def _grown(shape: Shape, path: str, smallest: Setting, total: int, have: float, 
     return _settled(shape, now, have, True, reason)
 
 
+def largest_divisor(total: int, most: int) -> int:
+    """The largest number up to `most`, or 1, that divides a total: parts of that many leave nothing over."""
+    return next(k for k in range(max(1, most), 0, -1) if total % k == 0)
+
+
 def launch_tokens(shape: Shape, device: str = "cuda") -> int:
     """Tokens in one pass of a block whose arithmetic takes as long as launching it. The fewer weights, the more tokens."""
     block = max(1, shape.active_params - shape.vocab * shape.hidden) / shape.layers
@@ -410,7 +415,7 @@ def _size(setting: Setting) -> tuple[int, int]:
 
 
 def _unknown(shape: Shape, path: str, smallest: Setting, total: int) -> Settled:
-    now = replace(smallest, micro_batch=max(n for n in _divisors(total) if n <= 8), rollout_rows=total)
+    now = replace(smallest, micro_batch=largest_divisor(total, 8), rollout_rows=total)
     reason = f"free memory is unknown; {path} would need {_need(shape, smallest):.1f} GiB for {shape.name} at the least"
     return _settled(shape, now, None, None, reason)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from doctor.cards import Card
-from doctor.memory import Settled, Sizes, settle
+from doctor.memory import Settled, Sizes, largest_divisor, settle
 from doctor.shapes import Shape
 from doctor.speed import StepEstimate, step_estimate
 
@@ -125,11 +125,6 @@ def spread(shape: Shape, path: str, have_gib: float | None, card: Card, cards: i
 def most_sharing(cards: int, questions: int) -> int:
     """The most cards, one process each, that share a step evenly: each takes the same number of whole groups."""
     return largest_divisor(questions, cards)
-
-
-def largest_divisor(total: int, most: int) -> int:
-    """The largest number up to `most`, or 1, that divides a total: parts of that many leave nothing over."""
-    return next(k for k in range(max(1, most), 0, -1) if total % k == 0)
 
 
 def nodes(cards: int) -> int:

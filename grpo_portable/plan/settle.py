@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from doctor import memory
 from doctor.diagnosis import PATHS, About, Diagnosis, Reason, Wall
 from doctor.readings import cards
-from doctor.spread import largest_divisor
 from grpo_portable.combinations import UNSLOTH_PATHS, float16_refusal, on_path, samples_elsewhere
 from grpo_portable.errors import PathClosed, RecipeError
 from grpo_portable.recipe import Recipe, check
@@ -245,7 +244,7 @@ def _sizes(
     changes: dict[str, int | bool | str] = {}
     if recipe.micro_batch == "auto":
         room = min(ledger.micro_batch if ledger else UNKNOWN_MICRO_BATCH, completions)
-        changes["micro_batch"] = largest_divisor(completions, room)
+        changes["micro_batch"] = memory.largest_divisor(completions, room)
         each = " in each process" if processes > 1 else ""
         reasons.append(_reason(f"micro-batch {changes['micro_batch']} of {completions} completions a step{each}"))
     if recipe.rollout_rows == "auto":

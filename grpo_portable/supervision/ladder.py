@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from doctor.diagnosis import CPU_PARAMETERS_LIMIT, PATHS
-from doctor.spread import largest_divisor, most_sharing
+from doctor.memory import largest_divisor
+from doctor.spread import most_sharing
 from grpo_portable.supervision.phase import LEARNS, SAMPLES, Doing, Phase
 
 # exit codes of the worker, one a cause (`worker.py` uses them, `classify` reads them)

@@ -8,7 +8,7 @@ from typing import Any
 
 from trl import GRPOConfig, SFTConfig
 
-from doctor.spread import largest_divisor
+from doctor.memory import largest_divisor
 from grpo_portable.errors import RecipeError
 from grpo_portable.recipe import Recipe
 

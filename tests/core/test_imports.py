@@ -38,7 +38,7 @@ LAYERS = {
         "errors",
     ),
     "recipe": Layer("recipe combinations", "errors", "diagnosis"),
-    "ladder": Layer("supervision.ladder supervision.command", "phase", asks="diagnosis spread"),
+    "ladder": Layer("supervision.ladder supervision.command", "phase", asks="diagnosis memory spread"),
     "run": Layer(
         "run run.folder run.manifest run.saved run.edited run.progress run.pulse run.processes run.deadline",
         "errors words phase recipe",
@@ -83,7 +83,7 @@ LAYERS = {
         "training.metrics training.guards training.correction training.checkpoint training.saving training.bootstrap "
         "training.sft training.record training.plateau updates.quick evaluate",
         "errors answers phase recipe ladder run data rewards policy protocol updates engines",
-        "spread",
+        "memory",
     ),
     "worker": Layer(
         "worker ranks", "errors words phase recipe ladder run data rewards policy protocol engines training"

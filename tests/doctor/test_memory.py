@@ -17,6 +17,7 @@ from doctor.memory import (
     Setting,
     Sizes,
     kv_bytes_per_token,
+    largest_divisor,
     launch_tokens,
     ledger,
     phase,
@@ -249,6 +250,11 @@ def test_an_engine_that_shares_the_weights_needs_no_copy() -> None:
 def test_training_all_weights_counts_them_all() -> None:
     parts = ledger(known("Qwen/Qwen3-0.6B"), Setting("bf16", lora_rank=0))
     assert parts["gradients"] == pytest.approx(4 * 596_049_920 / GIB) and "adapter" not in parts
+
+
+@pytest.mark.parametrize(("total", "most", "part"), [(12, 5, 4), (12, 12, 12), (8, 20, 8), (7, 3, 1), (8, 0, 1)])
+def test_a_part_of_a_total_leaves_nothing_over(total: int, most: int, part: int) -> None:
+    assert largest_divisor(total, most) == part
 
 
 def test_an_unknown_path_is_an_error() -> None:
