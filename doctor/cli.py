@@ -151,9 +151,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.prove and args.facts:
         raise UsageProblem("--prove tries this machine, --facts judges another: give one of them")
     if args.save_facts and args.save_facts != "-" and not os.path.isdir(os.path.dirname(args.save_facts) or "."):
-        raise UsageProblem(
-            f"--save-facts {args.save_facts}: cannot be written: no such folder"
-        )  # before minutes of proof
+        # before minutes of proof
+        raise UsageProblem(f"--save-facts {args.save_facts}: cannot be written: no such folder")
     if args.explain is not None or args.list_walls:
         return _explain(args)
     if args.what_if is not None:

@@ -142,9 +142,8 @@ def saved_bytes_per_token(shape: Shape, s: Setting) -> float:
     attention = value * (2 * query + 2 * key) + 4 * shape.heads  # q, k, v, what comes out; log-sum-exp of each head
     if shape.fused:  # v is a view of the one product that holds q and k before their turn as well
         attention += value * (query + key)
-    if s.base == "fp16" or (
-        s.repeats_keys and s.base != "fp32"
-    ):  # fp16: the cards that have no bfloat16 are before Ampere
+    # fp16: the cards that have no bfloat16 are before Ampere
+    if s.base == "fp16" or (s.repeats_keys and s.base != "fp32"):
         attention += value * 2 * (query - key)
     gated = value * 4 * _wide(shape)  # gate, its activation, up, and their product: the last projection's input
     if shape.experts:  # tokens sorted by expert, before and after
@@ -272,9 +271,8 @@ def _update(shape: Shape, s: Setting) -> dict[str, float]:
     largest = max(i * o for i, o in shape.linears().values())
     if s.base == "nf4":  # the largest linear, de-quantised for its product and for its gradient
         activations += 2 * 2 * largest
-    if (
-        s.dora and s.lora_rank
-    ):  # the adapter as a matrix, by way of an identity in float32 and 16 bit, and a float32 weight
+    # the adapter as a matrix, by way of an identity in float32 and 16 bit, and a float32 weight
+    if s.dora and s.lora_rank:
         activations += 6 * max(i for i, _ in shape.linears().values()) ** 2 + 4 * largest
     scored = s.micro_batch * s.completion_tokens
     tile = min(scored, LOSS_ROWS) * min(shape.vocab, LOSS_COLUMNS)

@@ -2,8 +2,7 @@
 
 Legend: N completions a step, P prompt tokens, T completion tokens, rows = completions generated at once. A decode step reads
 the weights and the rows' KV once, and pays a fixed cost for launching its kernels; prefill and update are limited by
-arithmetic. Some constants are fitted to one card (H200), the others are
-assumed; `docs/memory.md` says which. Every
+arithmetic. Some constants are fitted to one card (H200), the others are assumed; `docs/memory.md` says which. Every
 completion is counted at its full length T, so runs whose answers end early are faster.
 """
 
@@ -21,9 +20,8 @@ from doctor.shapes import Shape, shape_of
 BANDWIDTH_SHARE = 0.85  # of the data sheet's bandwidth, reached by large reads
 PRODUCT_SHARE = 0.45  # assumed, of the data sheet's tensor rate, reached by the products of prefill and update
 DECODE_PRODUCT_SHARE = 0.6  # the same for a decode step's few, wide products
-PORTABLE_LAYER_S = (
-    36e-6  # one block's kernels in one decode step inside a CUDA graph, beside the bytes; fused by Triton
-)
+# one block's kernels in one decode step inside a CUDA graph, beside the bytes; fused by Triton
+PORTABLE_LAYER_S = 36e-6
 GENERATE_LAYER_S = 3.1e-3  # the same in transformers' generate, 4-bit weights, adapter not merged, no graph
 # A decode step of vLLM as it runs here, with an adapter and nothing compiled, and what each row adds
 VLLM_STEP_S, VLLM_ROW_S = 3e-3, 11e-6

@@ -121,9 +121,8 @@ def gate_wall(facts: Facts, card: Card) -> Wall | None:
 
 def _gate_helps(facts: Facts, needed: Pair) -> tuple[Help, ...]:
     serves, torch = driver_cuda(facts), build_cuda(facts)
-    best = (
-        needed if (torch or serves or needed) < (13, 0) else (13, 0)
-    )  # of torch's major, whose libraries it is loaded beside
+    # of torch's major, whose libraries it is loaded beside
+    best = needed if (torch or serves or needed) < (13, 0) else (13, 0)
     package = f"cuda-nvcc-{best[0]}-{best[1]}"
     toolkit = f"Put a CUDA toolkit {shown(needed)} or newer first (no newer than the driver's CUDA)"
     if serves is not None and serves < best:  # what a newer nvcc compiles may not load under an older driver

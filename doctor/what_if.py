@@ -24,9 +24,8 @@ from doctor.spread import Spread, arithmetic, spread
 
 WIDTH = 80
 DEFAULT_MODEL = "Qwen/Qwen3-4B"
-DRIVER = Driver(
-    version="580.159", cuda="13.0"
-)  # the oldest branch that every set here runs on, and Pascal's and Volta's last
+# the oldest branch that every set here runs on, and Pascal's and Volta's last
+DRIVER = Driver(version="580.159", cuda="13.0")
 HELD_GIB = 0.4  # what a desktop or a container's other processes usually hold
 RAM_GIB = 64.0
 _CU130_ARCHES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")

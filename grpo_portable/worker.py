@@ -407,9 +407,8 @@ def train_stage(session: Session) -> None:
                 trainer.save_now()  # a rollout was dropped; the weights are those of the last whole step
         except Exception as error:  # whatever it was, the steps made so far are kept
             if not isinstance(error, NonFiniteError):  # then the last good step was saved when the bad ones began
-                with contextlib.suppress(
-                    Exception
-                ):  # a card that failed may not give its weights; its error is the news
+                # a card that failed may not give its weights; its error is the news
+                with contextlib.suppress(Exception):
                     trainer.save_if_whole()
             raise
         # also where the signal went to another handler than ours, as a library may put one

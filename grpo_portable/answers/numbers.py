@@ -22,9 +22,8 @@ SPACE = "[ \u00a0\u2009\u202f]"
 _V = "".join(VULGAR)
 
 NUMERAL = re.compile(f"[0-9{_V}]")
-TOKEN = re.compile(
-    rf"\.?[0-9](?:[0-9]|[.{GROUP}/⁄](?=[0-9]))*(?:[eE][+{DASHES}]?[0-9]+|[{_V}])?|[{_V}]"
-)  # all that hangs together around digits
+# all that hangs together around digits
+TOKEN = re.compile(rf"\.?[0-9](?:[0-9]|[.{GROUP}/⁄](?=[0-9]))*(?:[eE][+{DASHES}]?[0-9]+|[{_V}])?|[{_V}]")
 _DECIMAL = re.compile(
     rf"(?P<whole>[0-9]{{1,3}}(?P<separator>[{GROUP}])[0-9]{{3}}(?:(?P=separator)[0-9]{{3}})*(?![0-9])|[0-9]+)?"
     rf"(?P<decimals>\.[0-9]+)?(?:[eE](?P<exponent>[+{DASHES}]?[0-9]+))?"

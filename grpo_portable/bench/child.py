@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-GRACE_S = (
-    60.0  # from the wish to end until it is killed: a step is finished first, and accelerate gives its processes 30 s
-)
+# from the wish to end until it is killed: a step is finished first, and accelerate gives its processes 30 s
+GRACE_S = 60.0
 LATE = "it did not end within"
 LAST_LINES = 60
 

@@ -24,9 +24,8 @@ SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 BUILT_IN = "arithmetic"
 BUILT_IN_TRAIN_COUNT = 4000
 STREAM_BUFFER = 10_000  # rows among which a stream is shuffled
-LOOKED_AT_PER_ROW = (
-    50  # a stream ends after so many rows for each that was wanted: a filter that nothing passes must end
-)
+# a stream ends after so many rows for each that was wanted: a filter that nothing passes must end
+LOOKED_AT_PER_ROW = 50
 
 
 @dataclass
@@ -110,9 +109,8 @@ def _file_rows(path: Path) -> Sequence[Any]:
 
 
 def _table_rows(text: str, delimiter: str) -> Sequence[Any]:
-    csv.field_size_limit(
-        max(csv.field_size_limit(), len(text))
-    )  # 131,072 characters otherwise: worked answers may be longer
+    # 131,072 characters otherwise: worked answers may be longer
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     return list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
 
 

@@ -47,9 +47,8 @@ def load(recipe: Recipe, part: str) -> questions.Loaded:
         "eval": (recipe.eval_data, _eval_config(recipe), recipe.eval_split, recipe.eval_limit),
         "bootstrap": (recipe.bootstrap_data, "", _usual_split(recipe.bootstrap_data), SPARE * recipe.bootstrap_limit),
     }[part]
-    named = source == recipe.data or (
-        part == "eval" and recognise(source) is None
-    )  # else the columns are another set's
+    # else the columns are another set's
+    named = source == recipe.data or (part == "eval" and recognise(source) is None)
     return questions.load_questions(
         source,
         config=config,

@@ -37,9 +37,8 @@ FAMILIES = {
     "qwen3": Family("qwen3", False),
 }
 
-Tensors = Callable[
-    [], Iterable[tuple[str, Any]]
-]  # every call yields (transformers' name, float32 tensor) again, in order
+# every call yields (transformers' name, float32 tensor) again, in order
+Tensors = Callable[[], Iterable[tuple[str, Any]]]
 
 
 def family_of(config: Any) -> Family:

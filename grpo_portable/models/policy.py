@@ -51,9 +51,8 @@ def load(source: str, *, dtype: str, quantization: str | None = None, device: to
     if gguf is None and (quantization == "nf4" or torch.device(device).type == "cuda"):
         options["device_map"] = {"": device}  # read straight onto the card
     named = {"gguf_file": gguf} if gguf else {}
-    with _model_errors(
-        source, Exception
-    ):  # configuration and tokenizer are files of others: parsers may raise anything
+    # configuration and tokenizer are files of others: parsers may raise anything
+    with _model_errors(source, Exception):
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, FineGrainedFP8Config
 
         config = AutoConfig.from_pretrained(location, trust_remote_code=False, **named)
@@ -271,9 +270,8 @@ def restore(model: Any, folder: Path) -> None:
     found = model.load_state_dict(saved, strict=False)
     named = dict(model.named_parameters(remove_duplicate=False))
     filled = {id(named[name]) for name in saved if name in named}
-    empty = [
-        name for name in found.missing_keys if name not in named or id(named[name]) not in filled
-    ]  # tied ones are filled
+    # tied ones are filled
+    empty = [name for name in found.missing_keys if name not in named or id(named[name]) not in filled]
     if left := [*found.unexpected_keys, *empty]:
         because = f"{len(left)} of its tensors or of the model's are without the other, the first is {left[0]}"
         raise ModelError(f"the weights in `{folder}` do not fit the model", because=because)

@@ -244,9 +244,8 @@ def _model(recipe: Recipe, run: Json, trains: bool) -> str:
     else:
         kind = f"{'DoRA' if recipe.dora else 'LoRA'} rank {recipe.lora_rank}{' (rsLoRA)' if recipe.rslora else ''}"
     if isinstance(total, int) and isinstance(trained, int) and total > 0:
-        own = (
-            total - trained if recipe.lora_rank and total > trained else total
-        )  # the record counts the adapter with it
+        # the record counts the adapter with it
+        own = total - trained if recipe.lora_rank and total > trained else total
         return f"{name}, {_count(own)} parameters; {kind}, {trained:,} trained ({100 * trained / own:.2f} %)"
     return f"{name}; {kind}"
 

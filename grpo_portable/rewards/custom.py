@@ -48,9 +48,8 @@ def _module(name: str, where: str) -> ModuleType:
 
 
 def _file(name: str, file: Path) -> ModuleType:
-    name_here = (
-        f"reward_file_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"  # no other module is called so
-    )
+    # no other module is called so
+    name_here = f"reward_file_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
     if name_here in sys.modules:  # another reward of the same file: what it loaded, a model perhaps, is there once
         return sys.modules[name_here]
     spec = importlib.util.spec_from_file_location(name_here, file)

@@ -249,9 +249,8 @@ def sign_flip_exact(differences: Sequence[float]) -> float:
     observed = abs(math.fsum(differences)) - 1e-7  # sums of the same shares in another order count as far
     if observed <= 0:
         return 1.0
-    half = (
-        len(differences) // 2
-    )  # each sum is one of the one half's and one of the other's: 2 * 4,096 for 24, not 16 million
+    # each sum is one of the one half's and one of the other's: 2 * 4,096 for 24, not 16 million
+    half = len(differences) // 2
     one, other = _flipped(differences[:half]), sorted(_flipped(differences[half:]))
     far = sum(bisect_right(other, -observed - s) + len(other) - bisect_left(other, observed - s) for s in one)
     return far / 2 ** len(differences)

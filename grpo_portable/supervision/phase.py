@@ -20,9 +20,8 @@ class Phase(StrEnum):
     UPDATE = "update"
 
 
-SAMPLES = frozenset(
-    (Phase.ENGINE, Phase.EVALUATION, Phase.PROBE, Phase.ROLLOUT)
-)  # rows generated at once take its memory
+# rows generated at once take its memory
+SAMPLES = frozenset((Phase.ENGINE, Phase.EVALUATION, Phase.PROBE, Phase.ROLLOUT))
 LEARNS = frozenset((Phase.BOOTSTRAP, Phase.TRAINING, Phase.UPDATE))  # a micro-batch takes its memory
 OF_A_STEP = frozenset((Phase.ROLLOUT, Phase.REWARDS, Phase.UPDATE))
 

@@ -32,9 +32,8 @@ from grpo_portable.supervision import command, ladder
 
 START_LIMIT_S = 1200.0  # imports, model load and engine start, before the first heartbeat of a stage
 SILENCE_LIMIT_S = 1800.0  # between two heartbeats; one step of a big model on a slow card takes minutes
-LOOK_LIMIT_S = (
-    5.0  # what counts of the time between two looks: a batch system that suspends a job stops this process as well
-)
+# what counts of the time between two looks: a batch system that suspends a job stops this process as well
+LOOK_LIMIT_S = 5.0
 STOP_LIMIT_S = 120.0  # from the wish to stop until the worker has saved and gone
 AGAIN_S = 1.0  # a second Ctrl-C this soon is the first one's echo: a shell and a launcher hand on the same
 KILL_LIMIT_S = 30.0  # from SIGKILL until the process is gone
@@ -43,9 +42,8 @@ LEAST_ROOM_BYTES = 1 << 20  # below this a worker that could not say why it ende
 WORKER_MODULES = (b"grpo_portable.ranks", b"grpo_portable.worker")  # words of the command of a worker
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # a file system that has none, as clusters' may be mounted
 MAX_STARTS = 40  # without a step or an answer in between
-CPU_PROCESSES = (
-    "GRPO_PORTABLE_CPU_PROCESSES"  # environment variable, for tests: several ranks on a machine without GPUs
-)
+# environment variable, for tests: several ranks on a machine without GPUs
+CPU_PROCESSES = "GRPO_PORTABLE_CPU_PROCESSES"
 
 
 class RunFailed(GrpoPortableError):
@@ -371,9 +369,8 @@ def _handled(handler: Callable[[int, Any], object]) -> Iterator[None]:
     thread, where Python has no handlers.
     """
     numbers = [n for name in ("SIGINT", "SIGTERM", "SIGHUP") if (n := getattr(signal, name, None)) is not None]
-    heard = [
-        n for n in numbers if signal.getsignal(n) not in (signal.SIG_IGN, None)
-    ]  # None: not Python's, to be left alone
+    # None: not Python's, to be left alone
+    heard = [n for n in numbers if signal.getsignal(n) not in (signal.SIG_IGN, None)]
     here = threading.current_thread() is threading.main_thread()
     before = {n: signal.signal(n, handler) for n in heard} if here else {}
     try:

@@ -106,9 +106,8 @@ class GrpoTrainer(QuickUpdates, Saving, SamplerCorrection, Silent, GRPOTrainer):
         self._metrics_are_read = recipe.beta != 0 or bool(recipe.report_to)
         self._meets_in_passes = self._metrics_are_read or is_spread(model)
         self._rollout_in_buffer: int | None = None
-        self._weights_move = (
-            False  # between the optimizer's step and the end of it, weights and step number do not match
-        )
+        # between the optimizer's step and the end of it, weights and step number do not match
+        self._weights_move = False
         self._finished: list[bool] = []
         self._rewards: list[list[float]] = []
         self._line: dict[str, Any] = {}

@@ -94,9 +94,8 @@ def test_a_crash_while_writing_leaves_the_one_before(tmp_path: Path, monkeypatch
     with pytest.raises(OSError, match="No space"):
         write(tmp_path, 20, model, optimizer)
     monkeypatch.undo()
-    assert [p.name for p in tmp_path.iterdir()] == [
-        "step-000010"
-    ]  # what is half written would keep the room that is missing
+    # what is half written would keep the room that is missing
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000010"]
     saved = checkpoint.newest(tmp_path)
     assert saved is not None
     assert saved.step == 10

@@ -169,9 +169,8 @@ def test_later_updates_of_a_rollout_keep_its_ratios(tmp_path: Path) -> None:
     made._compute_loss = kept
     made.train()
     assert len(seen) == 4
-    assert torch.equal(seen[0], seen[1]) and torch.equal(
-        seen[2], seen[3]
-    )  # of old against sampler, whatever moved since
+    # of old against sampler, whatever moved since
+    assert torch.equal(seen[0], seen[1]) and torch.equal(seen[2], seen[3])
     wanted = torch.tensor([min(2.0, math.exp(uneven(i))) for i in range(seen[0].size(1))])
     lengths = (seen[0] != 1).any(1)
     torch.testing.assert_close(seen[0][lengths][0][:5], wanted[:5], rtol=1e-3, atol=1e-3)

@@ -167,9 +167,8 @@ def test_what_is_no_plain_adapter_stays_pefts(changes: dict[str, Any]) -> None:
 def test_a_kernel_that_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     model = adapted()
     norm = model.get_base_model().model.norm
-    monkeypatch.setattr(
-        type(norm), "forward", lambda self, x: self.weight * x
-    )  # a norm of another kind under the same name
+    # a norm of another kind under the same name
+    monkeypatch.setattr(type(norm), "forward", lambda self, x: self.weight * x)
     with few_kernels.few_kernels(model) as replaced:
         assert replaced["norms"] == 0
 

@@ -67,11 +67,8 @@ def test_a_manifest_of_another_kind_says_nothing(folder: Path, other: str) -> No
 @pytest.mark.parametrize(
     ("noted", "text", "whole"),
     [
-        (
-            True,
-            json.dumps({"base_model_name_or_path": "mine", "r": 4}, indent=2),
-            True,
-        ),  # who moves a base writes its place
+        # who moves a base writes its place
+        (True, json.dumps({"base_model_name_or_path": "mine", "r": 4}, indent=2), True),
         (True, '{"r": 5}', False),
         (True, '{"r": 4', False),
         (True, "[4]", False),

@@ -73,9 +73,8 @@ def test_no_pickle() -> None:
 
 def test_models_are_read_from_safetensors_and_without_code_of_their_repository() -> None:
     for place, name, call in named("from_pretrained"):
-        if name.startswith("Auto") and not place.startswith(
-            "embedded/build.py"
-        ):  # which reads what it has just written
+        # which reads what it has just written
+        if name.startswith("Auto") and not place.startswith("embedded/build.py"):
             assert keyword(call, "trust_remote_code") == "False", place
         assert keyword(call, "use_safetensors") != "False", place
     for place, name, call in CALLS:

@@ -155,9 +155,8 @@ def test_score_interval_inverts_the_score_test(n, gained, lost):
     """At each bound, the score statistic with the other cell probability fitted by grid search is z."""
 
     def score(delta):
-        grid = np.linspace(
-            max(0.0, -delta) + 1e-9, (1 - delta) / 2 - 1e-9, 200_001
-        )  # share lost; share gained is this + delta
+        # share lost; share gained is this + delta
+        grid = np.linspace(max(0.0, -delta) + 1e-9, (1 - delta) / 2 - 1e-9, 200_001)
         rest = 1 - 2 * grid - delta
         likelihood = gained * np.log(grid + delta) + lost * np.log(grid) + (n - gained - lost) * np.log(rest)
         share_lost = grid[np.argmax(likelihood)]

@@ -8,9 +8,8 @@ from trl.trainer.utils import add_fused_lm_head
 
 from grpo_portable.training import trl_trainer
 
-LABELS = torch.tensor(
-    [[-100, -100, 7, 8, 9], [-100, 5, 6, -100, -100]]
-)  # a prompt and an answer; a shorter answer, padded
+# a prompt and an answer; a shorter answer, padded
+LABELS = torch.tensor([[-100, -100, 7, 8, 9], [-100, 5, 6, -100, -100]])
 
 
 @pytest.fixture

@@ -83,9 +83,8 @@ def test_measured_peaks(peak: dict[str, Any]) -> None:
 
 def test_saved_bytes_by_hand() -> None:
     """Qwen3-4B: width 2560, queries 4096, keys 1024, MLP 9728; 7 adapters of rank 32; 32 and 8 heads."""
-    one_node = (
-        8 * 2560 + 6 * 4096 + 6 * 1024 + 8 * 9728 + 7 * 2 * 32
-    )  # norms' inputs and outputs; q, k, v and more; the MLP
+    # norms' inputs and outputs; q, k, v and more; the MLP
+    one_node = 8 * 2560 + 6 * 4096 + 6 * 1024 + 8 * 9728 + 7 * 2 * 32
     rows = 4 * 32 + 4 * (2 + 32 + 8)  # log-sum-exp of each head; 1 / rms of each normed row
     norms = 2 * (2 * 2560 + 4096 + 1024)  # in float32 instead of 16 bit
     copies = 3 * 2 * 2560 + 2 * 4096  # five copies where two tensors were shared, and one for the output
@@ -206,18 +205,10 @@ def test_update_cost_by_hand() -> None:
 @pytest.mark.parametrize(
     ("model", "have", "micro_batch", "checkpointing"),
     [
-        (
-            "HuggingFaceTB/SmolLM2-135M-Instruct",
-            139.0,
-            64,
-            False,
-        ),  # one launch a block: 31 ms at 1.2 ms, not 8 times that
-        (
-            "HuggingFaceTB/SmolLM2-135M-Instruct",
-            15.0,
-            64,
-            True,
-        ),  # 8 rows without recomputing launch 16 times, this 3 times
+        # one launch a block: 31 ms at 1.2 ms, not 8 times that
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", 139.0, 64, False),
+        # 8 rows without recomputing launch 16 times, this 3 times
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", 15.0, 64, True),
         ("Qwen/Qwen3-4B", 139.0, 8, False),  # arithmetic is the limit already: wider is no faster
         ("Qwen/Qwen3-4B", 44.0, 8, True),
     ],
@@ -242,9 +233,8 @@ def test_an_engine_that_shares_the_weights_needs_no_copy() -> None:
     alone, shared = settle(QWEN, VLLM, 0.1), settle(QWEN, VLLM, 0.1, Sizes(shared=True))
     assert alone.ledger["engine_copy"] == pytest.approx(weight_bytes(QWEN, "bf16") / GIB)
     assert "engine_copy" not in shared.ledger
-    assert (
-        shared.ledger["activations"] > alone.ledger["activations"]
-    )  # Unsloth's layers are none of ours: more is counted
+    # Unsloth's layers are none of ours: more is counted
+    assert shared.ledger["activations"] > alone.ledger["activations"]
 
 
 def test_training_all_weights_counts_them_all() -> None:

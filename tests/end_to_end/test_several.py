@@ -160,9 +160,8 @@ def test_weights_in_parts_give_the_gradient_of_whole_ones(tmp_path: Path, recomp
         assert shard.is_spread(made.model)
         held = sum(p.to_local().numel() for p in made.model.parameters() if hasattr(p, "to_local"))
         whole = sum(p.numel() for p in made.model.parameters() if hasattr(p, "to_local"))
-        assert held == whole // 2 and whole == 2 * (
-            2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 64 + 2 * 32
-        )  # two blocks' weights
+        # two blocks' weights
+        assert held == whole // 2 and whole == 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 64 + 2 * 32)
         assert all(not hasattr(p, "to_local") for p in made.model.parameters() if p.requires_grad)
         torch.save(training.gradients(made), tmp_path / f"{rank}.pt")
         return 0

@@ -278,9 +278,8 @@ class TestAllWeights:
     @pytest.fixture(scope="class")
     @classmethod
     def made(cls, source: str) -> Iterator[tuple[Any, Any]]:
-        yield from opened(
-            source, "auto", sleep=False, lora_rank=0
-        )  # vLLM's sleeping memory is for one engine a process
+        # vLLM's sleeping memory is for one engine a process
+        yield from opened(source, "auto", sleep=False, lora_rank=0)
 
     def test_all_weights_are_taken_over(self, made: Any) -> None:
         trained, engine = made
