@@ -175,8 +175,7 @@ class Decoder:
         places = (self._made + np.arange(steps)) % STEPS
         self._made += steps
         if self._beside is None:
-            made = self.drawn.numpy()[places, :rows], self.logprobs.numpy()[places, :rows]
-            return lambda: made
+            return lambda: (self.drawn.numpy()[places, :rows], self.logprobs.numpy()[places, :rows])
         self._landings.append(self._landings.pop(0))
         return self._landings[-1].begin(self._beside, places, rows)
 

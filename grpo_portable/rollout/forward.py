@@ -40,7 +40,7 @@ class Plain:
 
     name = "plain"
     multiple = 1  # widths that prompts are best padded to
-    skinny_rows = 0  # up to which products take any number of rows, FP8 too
+    free_rows = 0  # up to which FP8 products take any number of rows
     joins = False  # whether prompts can be tokens of a decode step: `ready_for_both`, `both`, `first`
 
     def __init__(self, shape: Shape, reason: str = "") -> None:

@@ -1,4 +1,4 @@
-"""A decode layer in nine kernels, through Triton: chosen when it works on this machine and gives what plain torch gives.
+"""A decode layer in eight or nine kernels, through Triton: chosen when it works on this machine and gives what torch gives.
 
 Products of few rows are Triton's too where that is faster here (`skinny.py`): then a step's kernels can overlap.
 `choose` runs one layer both ways when an engine starts. Whatever keeps Triton from working here (no compiler for its
@@ -124,6 +124,7 @@ class Fused(Plain):
         """What is pending for the first `count` tokens; it is no sum of parts, since a step with prompts has too many rows."""
         if not isinstance(pending, Scaled):
             return pending[:count]
+        assert pending.parts == 1
         return pending._replace(
             value=pending.value[:count], rows=None if pending.rows is None else pending.rows[:count]
         )
@@ -347,15 +348,22 @@ def choose(shape: Shape, layer: Layer, device: torch.device, dtype: torch.dtype,
         try:
             from grpo_portable.rollout import kernels
 
-            most = skinny.most_rows(torch.cuda.get_device_capability(device), kernels.CAN_OVERLAP)
-            fused = Fused(shape, device, f"tried on this machine, with products of up to {most} rows", most)
-            if not most or not _skinny_fits(fused, layer, device, dtype):
-                fused = Fused(shape, device, "tried on this machine")
+            fused = Fused(shape, device, "tried on this machine")
             reason = _difference(fused, Plain(shape), layer, device, dtype)
+            most = skinny.most_rows(torch.cuda.get_device_capability(device), kernels.CAN_OVERLAP)
+            wide = Fused(shape, device, f"tried on this machine, with products of up to {most} rows", most)
+            if reason is None and most and _skinny_fits(wide, layer, device, dtype):
+                fused, wide.free_rows = wide, most if _is_all_skinny(layer) else 0
         except Exception as failure:  # whatever keeps Triton from working here is the answer that is asked for
             lines = str(failure).strip().splitlines()
             reason = f"Triton does not work here: {type(failure).__name__} {lines[-1] if lines else ''}".strip()
     return fused if reason is None else Plain(shape, reason)
+
+
+def _is_all_skinny(layer: Layer) -> bool:
+    others = (layer.out, layer.gate_up, layer.down)
+    plain = layer.norm_attn_out is None and len(layer.qkv) == 1
+    return plain and all(len(parts) == 1 and parts[0].bias is None for parts in others)
 
 
 def _skinny_fits(fused: Fused, layer: Layer, device: torch.device, dtype: torch.dtype) -> bool:
@@ -363,8 +371,8 @@ def _skinny_fits(fused: Fused, layer: Layer, device: torch.device, dtype: torch.
     do not make of launches ahead of time. If not, the library's are there.
     """
     try:
-        most = skinny.TILES[-1]  # `choose` tries few rows, whose products are cut otherwise
-        if _difference(fused, Plain(fused.shape), layer, device, dtype, most) is not None:
+        plain = Plain(fused.shape)
+        if any(_difference(fused, plain, layer, device, dtype, rows) is not None for rows in skinny.TILES):
             return False
         return _captured_alike(fused, layer, device, dtype)
     except Exception:  # whatever this driver or this Triton does not take
@@ -405,8 +413,8 @@ def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
 def _difference(
     fused: Plain, plain: Plain, layer: Layer, device: torch.device, dtype: torch.dtype, rows: int = fp8.ROWS
 ) -> str | None:
-    """None when one layer and one draw give the same both ways, else where they part."""
-    shape, capacity = plain.shape, 128
+    """None when one layer, one draw and what is booked of it are the same both ways, else where they part."""
+    shape, capacity = plain.shape, 2 * KEYS_A_SPLIT
     draw = torch.Generator(device=device).manual_seed(0)
 
     def random(*size: int) -> torch.Tensor:
@@ -419,9 +427,10 @@ def _difference(
     )
     angles = torch.rand(capacity, shape.head_dim, generator=draw, device=device) * 6
     tables = {name: (angles.cos().to(dtype), angles.sin().to(dtype)) for name in set(shape.rotary)}
-    lengths = torch.arange(rows, device=device) * 7 % 119
+    lengths = torch.arange(rows, device=device) * 37 % (capacity - 1)
     alone = torch.arange(rows, device=device, dtype=torch.int32)
     seen: list[list[torch.Tensor]] = []
+    booked: list[booking.State] = []
     allowed = 0.02 if layer.qkv[0].scale is None else 0.1  # an FP8 state that rounds the other way is 6 % off
     for run in (plain, fused):
         cache = Cache(shape, rows, capacity, device, dtype)
@@ -434,12 +443,26 @@ def _difference(
         logits = F.pad(x.float(), (0, 3 * CHUNK), value=-2.0).to(dtype)
         noise = torch.linspace(0.01, 0.99, rows, device=device, dtype=torch.float64)
         _, logprobs = run.draw(logits, noise, sampler.Drawing(0.8, 1.0, 0, 0.0, 1.0), None)
+        state = booking.State(*(tensor.clone() for tensor in _some_state(rows, device)))
+        run.book(state, alone.long() % 5, noise.float())
         seen.append([q, out, total, cache.keys[0], cache.values[0], logprobs])
+        booked.append(state)
+    if not all(torch.equal(a, b) for a, b in zip(*booked, strict=True)):
+        return "the fused kernels book another state"
     for name, a, b in zip(("queries", "attention", "layer", "keys", "values", "draw"), *seen, strict=True):
         error = float((a.float() - b.float()).norm() / a.float().norm())
         if not error < allowed:
             return f"the fused kernels' {name} are off by {error:.1%}"
     return None
+
+
+def _some_state(rows: int, device: torch.device) -> booking.State:
+    """Rows of which some go on, some reach their limit, some draw a stop and some had ended."""
+    row = torch.arange(rows, device=device)
+    kept = torch.zeros(2, rows, dtype=torch.long, device=device)
+    return booking.State(
+        row % 7, row, row + row % 3, row % 4 > 0, torch.tensor([2, 3], device=device), kept[:1, 0], kept, kept.float()
+    )
 
 
 def _power(size: int) -> int:

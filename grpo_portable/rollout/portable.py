@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from doctor.probes_host import available_gib
-from grpo_portable.errors import EngineError, EngineUnsupported
+from grpo_portable.errors import DataError, EngineError, EngineUnsupported
 from grpo_portable.rollout import delta, fp8, fused, kv
-from grpo_portable.rollout.decoder import Decoder, Read, capacity_for
+from grpo_portable.rollout.decoder import LAUNCHES, STEPS, Decoder, Read, capacity_for
 from grpo_portable.rollout.family import read, unwrap
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling, TokenIds, silent
 from grpo_portable.rollout.reference import ReferenceRollout
@@ -68,7 +68,7 @@ class PortableRollout:
         self.tick = silent
         self._bind(policy)
         self.context = min(self.family.shape.context, max_context or self.family.shape.context)
-        if self.keeper.kind == "fp8" and rows > self.run.skinny_rows:
+        if self.keeper.kind == "fp8" and rows > self.run.free_rows:
             self.rows = -(-rows // fp8.ROWS) * fp8.ROWS
         self.buckets = self._buckets()
         self._decoder: Decoder | None = None
@@ -103,26 +103,34 @@ class PortableRollout:
     def generate(
         self, prompts: Sequence[TokenIds], n: int, sampling: Sampling, *, limits: Sequence[int] | None = None
     ) -> list[list[Completion]]:
-        """`n` completions of each prompt. `limits`, one a completion in prompt order, may end some sooner than `max_tokens`."""
+        """`n` completions of each prompt. `limits`, from 1 and one a completion in prompt order, may end some before
+        `max_tokens`."""
         if "keeper" not in self.__dict__:
             raise EngineError("this engine was closed")
         check(prompts, n, sampling, self.context, self.family.shape.vocab)
         if not prompts:
             return []
         room = [min(sampling.max_tokens, self.context - len(p)) for p in prompts for _ in range(n)]
-        room = room if limits is None else [min(a, b) for a, b in zip(room, limits, strict=True)]
+        if limits is not None:
+            if len(limits) != len(room) or min(limits) < 1:
+                raise DataError(
+                    f"{len(limits)} limits, the least of {min(limits, default=0)}, for {len(room)} completions"
+                )
+            room = [min(a, b) for a, b in zip(room, limits, strict=True)]
         run = _Run(prompts, n, room, sampling, self.tokenizer)
         decoder = self._decoder_for(
             max(len(p) + t for p, t in zip((p for p in prompts for _ in range(n)), room, strict=True))
         )
         self.row_steps = 0
-        self._flying.clear()
-        with _quietly(self.keeper.device), self.keeper.in_use() as weights:
-            decoder.begin(run.stops, run.drawing)
-            schedule = plan([len(p) for p in prompts], n, self.rows)
-            while not schedule.done:
-                self._turn(decoder, weights, schedule, run)
-                self.tick()
+        try:
+            with _quietly(self.keeper.device), self.keeper.in_use() as weights:
+                decoder.begin(run.stops, run.drawing)
+                schedule = plan([len(p) for p in prompts], n, self.rows)
+                while not schedule.done:
+                    self._turn(decoder, weights, schedule, run)
+                    self.tick()
+        finally:
+            self._flying.clear()
         return run.completions()
 
     def _turn(self, decoder: Decoder, weights: Any, schedule: Schedule, run: _Run) -> None:
@@ -135,8 +143,8 @@ class PortableRollout:
         if self.ahead and self._prefill_is_next(schedule, run):
             self._launch(decoder, weights, schedule, run)
         self._admit(decoder, weights, schedule, run)
-        launched = self._launch(decoder, weights, schedule, run)
-        while len(self._flying) > (self.ahead and launched):
+        under_way = 1 if self._launch(decoder, weights, schedule, run) and self.ahead else 0
+        while len(self._flying) > under_way:
             self._land(decoder, schedule, run, self._flying.popleft())
 
     @staticmethod
@@ -168,7 +176,7 @@ class PortableRollout:
     def _launch(self, decoder: Decoder, weights: Any, schedule: Schedule, run: _Run) -> bool:
         """Send the next steps on their way; False where those on their way already end every row."""
         live, requests = schedule.live, schedule.requests
-        steps = min(self._look_every, int(run.left(requests).max()))
+        steps = min(self._steps_a_launch, int(run.left(requests).max()))
         if steps < 1:
             return False
         decoder.share(schedule.leaders(run.n), [0 if r is None else int(run.prefilled[r]) for r in schedule.owner])
@@ -185,12 +193,12 @@ class PortableRollout:
         if self.keeper.device.type != "cuda":
             return tuple(range(1, self.rows + 1))
         step = fp8.ROWS if self.keeper.kind == "fp8" else 1
-        return tuple(b for b in row_buckets(self.rows) if b % step == 0 or b <= self.run.skinny_rows)
+        return tuple(b for b in row_buckets(self.rows) if b % step == 0 or b <= self.run.free_rows)
 
     @property
-    def _look_every(self) -> int:
-        """Steps of a launch: few where the host works meanwhile, since an ended row waits for two launches."""
-        return 2 if self.ahead else 4
+    def _steps_a_launch(self) -> int:
+        """Few where the host works meanwhile, since an ended row waits for two launches."""
+        return STEPS // LAUNCHES if self.ahead else STEPS // 2
 
     def _bind(self, policy: Any) -> None:
         self.policy, self.family = policy, read(policy)
@@ -282,9 +290,8 @@ class _Run:
         tokens, logprobs = flight.read()
         self.coming[flight.requests] -= flight.steps
         at = np.array(flight.requests)
-        going = ~self.stopped[at] & (
-            self.count[at] < self.room[at]
-        )  # others had ended before, unknown when it was launched
+        # others had ended before, which was unknown when the flight was launched
+        going = ~self.stopped[at] & (self.count[at] < self.room[at])
         at, live = at[going], np.array(flight.live)[going]
         tokens, logprobs, before = tokens[:, live], logprobs[:, live], self.count[at]
         is_stop = np.isin(tokens, self._stop_array)

@@ -265,6 +265,31 @@ def test_a_diverged_policy_is_an_error_not_a_completion(engine) -> None:
         engine(policy, None, rows=1).generate(rollouts.prompts(4), 1, Sampling(max_tokens=4, seed=1))
 
 
+@pytest.mark.parametrize("limits", [[3, 0, 1, 4], [1, 1], [2, 2, 2, -1]])
+def test_limits_are_from_one_and_one_a_completion(limits: list[int]) -> None:
+    engine = PortableRollout(rollouts.model("llama"), None, rows=2)
+    with pytest.raises(DataError, match="limits"):
+        engine.generate(rollouts.prompts(4, 5), 2, GREEDY, limits=limits)
+
+
+def test_a_rollout_that_broke_off_leaves_nothing() -> None:
+    engine, prompts = PortableRollout(rollouts.model("llama"), None, rows=3), rollouts.prompts(4, 9, 2)
+    engine.ahead = True
+    wanted, turns = engine.generate(prompts, 3, GREEDY), iter(range(3))
+    assert not engine._flying
+
+    def break_off() -> None:
+        if next(turns, None) is None:
+            raise KeyboardInterrupt
+
+    engine.tick = break_off
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(prompts, 3, GREEDY)
+    assert not engine._flying
+    engine.tick = lambda: None
+    assert engine.generate(prompts, 3, GREEDY) == wanted
+
+
 def test_a_closed_engine_says_so() -> None:
     engine = PortableRollout(rollouts.model("llama"), None, rows=1)
     engine.close()
