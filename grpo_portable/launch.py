@@ -40,7 +40,7 @@ from grpo_portable.recipe import Recipe, is_template, load, parsed, with_templat
 from grpo_portable.rollout.available import unavailable
 from grpo_portable.run import edited, saved
 from grpo_portable.run import folder as run_folder
-from grpo_portable.supervision import supervise
+from grpo_portable.supervision import supervisor
 
 RUNS = Path("runs")
 TRAINING_STACK = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
@@ -111,7 +111,7 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: 
 
 def _go_on(folder: run_folder.RunFolder, *, gpus: tuple[int, ...] | None, retry_fast: bool) -> str:
     """Write down how a run is to go on, and say what is lower than it began. RunFolderError for a run that is at work."""
-    with supervise.alone(folder):
+    with supervisor.alone(folder):
         if gpus is not None:
             take(folder, gpus)
         lower = _lower(folder)
@@ -126,7 +126,7 @@ def _was_finished(folder: run_folder.RunFolder) -> bool:
     """Whether nothing was left to do; says so then, with verdict and report. RunFolderError where its recipe was edited."""
     if saved.missing(folder):
         return False
-    with supervise.alone(folder):
+    with supervisor.alone(folder):
         edited.take_over(folder, made=True)
     _say(f"run folder: {folder.path}\n\nthis run is finished, nothing is left to do")
     _conclude(folder)
@@ -175,7 +175,7 @@ def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
     if base_too:
         if not folder.read_json("task.json").get("adapter"):
             raise UsageError(f"`{folder.path}` evaluates no adapter", help="start one with --adapter and --base-too")
-        with supervise.alone(folder):
+        with supervisor.alone(folder):
             folder.update_json("task.json", base_too=True)
     if _was_finished(folder):
         return
@@ -344,7 +344,7 @@ def _quick_look() -> Facts:
 
 def finish(folder: run_folder.RunFolder, *, fallback: bool) -> None:
     """Supervise the run to its end, score it, write the report, and print the verdict."""
-    supervise.supervise(folder, fallback=fallback)
+    supervisor.supervise(folder, fallback=fallback)
     _conclude(folder)
 
 
@@ -354,7 +354,7 @@ def _conclude(folder: run_folder.RunFolder) -> None:
     from grpo_portable.scores import scoring
 
     try:
-        with supervise.folder_errors(folder):
+        with supervisor.folder_errors(folder):
             scoring.score_run(folder)
             file = page.write_report(folder)
     except KeyboardInterrupt:
@@ -403,7 +403,7 @@ def new_folder(prepared: Prepared, out: Path | None) -> run_folder.RunFolder:
         "Run it again with: grpo-portable train recipe.yaml"
     )
     folder = run_folder.create(path, prepared.settled.recipe, header)
-    with supervise.folder_errors(folder):
+    with supervisor.folder_errors(folder):
         folder.write_json("facts.json", facts_to_json(prepared.diagnosis.facts))
         folder.write_json("plan.json", _answer(prepared))
         told = {"schema": run_folder.SCHEMA, "recipe": prepared.name, "command": _command()}

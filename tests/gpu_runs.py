@@ -16,7 +16,7 @@ from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import vllm_adapter
 from grpo_portable.run import folder as run_folder
 from grpo_portable.run.folder import RunFolder
-from grpo_portable.supervision import supervise
+from grpo_portable.supervision import supervisor
 
 RANDOM = {
     "vocab_size": 4096,
@@ -76,7 +76,7 @@ def supervised(folder: Path, wanted: Recipe) -> RunFolder:
     tests = str(Path(tiny.__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))
     try:
-        supervise.supervise(made, fallback=False)
+        supervisor.supervise(made, fallback=False)
     except Exception:
         print((made.path / "worker.log").read_text(errors="replace")[-6000:])
         raise

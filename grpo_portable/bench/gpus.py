@@ -26,7 +26,7 @@ from grpo_portable.errors import GrpoPortableError, UsageError
 from grpo_portable.plan import gpus
 from grpo_portable.recipe import Recipe
 from grpo_portable.run.folder import create
-from grpo_portable.supervision import command as ranks_command
+from grpo_portable.supervision import ranks_command
 from grpo_portable.supervision.ladder import Rung
 
 LIMIT_S = 900.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_portable.errors import ExportError
-from grpo_portable.models.cuts import CUTS, with_cut
+from grpo_portable.models.pretokenizers import CUTS, with_cut
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
 

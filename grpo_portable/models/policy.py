@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from grpo_portable.combinations import head_refusal
 from grpo_portable.errors import ModelError, RecipeError
-from grpo_portable.models.cuts import as_named
+from grpo_portable.models.pretokenizers import as_named
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import manifest
 

@@ -31,7 +31,7 @@ from grpo_portable.rollout.stops import StopStrings
 from grpo_portable.run.processes import Processes, here
 
 CONNECTIONS = 64  # prompts in flight; the server batches their completions as it can
-# of one answer, queue included, or what the whole rollout may take if that is more; supervise: 1800
+# of one answer, queue included, or what the whole rollout may take if that is more; the supervisor waits 1800
 ANSWER_LIMIT_S = 1500.0
 SLOWEST_TOKENS_S = 20.0  # by arithmetic: one row at a time of 7 B weights in 16 bit, read at a T4's 320 GB/s
 LOAD_LIMIT_S = 120.0

@@ -21,7 +21,7 @@ from grpo_portable import cli, evaluate, export
 from grpo_portable.data.questions import Question
 from grpo_portable.errors import ExportError, RunFolderError
 from grpo_portable.export import card, gguf_file, gguf_tokens, merge, recheck
-from grpo_portable.models import cuts, policy, prompts
+from grpo_portable.models import policy, pretokenizers, prompts
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import portable
 from grpo_portable.run import folder as run_folder
@@ -46,7 +46,7 @@ def test_without_the_package_gguf_nothing_is_loaded_for_a_gguf_file(
     assert told.value.help == 'pip install "gguf>=0.17"'
 
 
-def bpe(cut: cuts.Cut = cuts.CUTS[2], size: int = 384) -> Any:
+def bpe(cut: pretokenizers.Cut = pretokenizers.CUTS[2], size: int = 384) -> Any:
     """A byte-level BPE that cuts as `cut` says, trained on a few lines; ids 0 and 1 are its end and pad token."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -388,7 +388,7 @@ def test_what_is_not_known_here_is_refused_with_the_tool_that_knows_it() -> None
             model_of("qwen2", rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}).config
         ),
         lambda: gguf_tokens.vocabulary(tiny.tokenizer(), 100),
-        lambda: gguf_tokens.vocabulary(bpe(cuts.Cut("odd", (r"[aeiou]",))), 384),
+        lambda: gguf_tokens.vocabulary(bpe(pretokenizers.Cut("odd", (r"[aeiou]",))), 384),
     ]
     for refusal in refusals:
         with pytest.raises(ExportError) as told:
@@ -419,8 +419,8 @@ def test_numbers_float16_cannot_hold_are_refused_for_f16(tmp_path: Path) -> None
     write("q8_0")
 
 
-@pytest.mark.parametrize("cut", cuts.CUTS, ids=lambda cut: cut.name)
-def test_a_cut_is_recognised_by_what_it_does(cut: cuts.Cut) -> None:
+@pytest.mark.parametrize("cut", pretokenizers.CUTS, ids=lambda cut: cut.name)
+def test_a_cut_is_recognised_by_what_it_does(cut: pretokenizers.Cut) -> None:
     made = gguf_tokens.vocabulary(bpe(cut), 400, TEXTS)
     assert made.pre == cut.name
     assert len(made.tokens) == len(made.types) == 400
@@ -430,13 +430,13 @@ def test_a_cut_is_recognised_by_what_it_does(cut: cuts.Cut) -> None:
 
 
 def test_a_tokenizer_read_from_gguf_gets_its_own_cut_back() -> None:
-    wanted, other = bpe(cuts.CUTS[3]), bpe(cuts.CUTS[3])
-    other._tokenizer = cuts.with_cut(json.loads(other.backend_tokenizer.to_str()), cuts.CUTS[2])
+    wanted, other = bpe(pretokenizers.CUTS[3]), bpe(pretokenizers.CUTS[3])
+    other._tokenizer = pretokenizers.with_cut(json.loads(other.backend_tokenizer.to_str()), pretokenizers.CUTS[2])
     text = TEXTS[1]
     assert other(text)["input_ids"] != wanted(text)["input_ids"]
-    cuts.as_named(other, "unheard-of")
+    pretokenizers.as_named(other, "unheard-of")
     assert other(text)["input_ids"] != wanted(text)["input_ids"]
-    cuts.as_named(other, "gpt-2")
+    pretokenizers.as_named(other, "gpt-2")
     assert other(text)["input_ids"] == wanted(text)["input_ids"]
 
 

@@ -16,7 +16,7 @@ from doctor.shapes import shape_of
 from grpo_portable.errors import PathClosed, RecipeError, UsageError
 from grpo_portable.plan import announce, gpus, planning
 from grpo_portable.recipe import Recipe, check
-from grpo_portable.supervision import command, supervise
+from grpo_portable.supervision import ranks_command, supervisor
 from grpo_portable.supervision.ladder import Ending, Rung, next_step
 from grpo_portable.supervision.phase import Doing, Phase
 
@@ -145,15 +145,15 @@ SETTLED = replace(RECIPE, path="bf16-hf", micro_batch=16, rollout_rows=64)
     ],
 )
 def test_the_first_rung_is_on_the_plans_gpus(plan: dict[str, Any], taken: tuple[int, ...], processes: int) -> None:
-    rung = supervise._rung(SETTLED, plan)
+    rung = supervisor._rung(SETTLED, plan)
     assert (rung.gpus, rung.processes) == (taken, processes)
 
 
 def test_a_resumed_run_stays_on_the_gpus_it_was_left_with() -> None:
     """Of four GPUs two were left: 32 completions on each, and the micro-batch of 16 divides them."""
-    rung = supervise._rung(SETTLED, answer(4, [0, 1, 2, 3]), {"gpus": [0, 2], "processes": 2})
+    rung = supervisor._rung(SETTLED, answer(4, [0, 1, 2, 3]), {"gpus": [0, 2], "processes": 2})
     assert rung == Rung("bf16-hf", 16, 64, gpus=(0, 2), processes=2)
-    assert supervise._rung(replace(SETTLED, path="cpu"), answer(4, [0, 1])).processes == 1
+    assert supervisor._rung(replace(SETTLED, path="cpu"), answer(4, [0, 1])).processes == 1
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_worker_sees_its_gpus_alone(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    environment = command.environment(Rung("bf16-hf", 8, 64, gpus=gpus, processes=max(1, len(gpus))))
+    environment = ranks_command.environment(Rung("bf16-hf", 8, 64, gpus=gpus, processes=max(1, len(gpus))))
     assert environment.get("CUDA_VISIBLE_DEVICES") == (shown if gpus else visible)
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 

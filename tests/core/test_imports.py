@@ -38,7 +38,7 @@ LAYERS = {
         "errors",
     ),
     "recipe": Layer("recipe combinations", "errors", "diagnosis"),
-    "ladder": Layer("supervision.ladder supervision.command", "phase", asks="diagnosis memory spread"),
+    "ladder": Layer("supervision.ladder supervision.ranks_command", "phase", asks="diagnosis memory spread"),
     "run": Layer(
         "run run.folder run.manifest run.saved run.edited run.progress run.pulse run.processes run.deadline",
         "errors words phase recipe",
@@ -53,7 +53,8 @@ LAYERS = {
         "errors answers",
     ),
     "policy": Layer(
-        "models models.policy models.prompts models.cuts models.shard", "errors answers recipe run embedded data"
+        "models models.policy models.prompts models.pretokenizers models.shard",
+        "errors answers recipe run embedded data",
     ),
     "protocol": Layer("rollout rollout.protocol rollout.requests rollout.stops", "errors"),
     "portable": Layer(
@@ -103,10 +104,10 @@ LAYERS = {
         "errors recipe paths",
         "facts diagnosis readings shapes memory speed speed_cpu spread plan together walls walls_model walls_several render",
     ),
-    "supervise": Layer("supervision.supervise", "errors recipe ladder run", "privacy spread"),
+    "supervisor": Layer("supervision.supervisor", "errors recipe ladder run", "privacy spread"),
     "launch": Layer(
         "launch eval_task cluster cluster.job cluster.nodes",
-        "errors recipe run reach data rewards paths report plan supervise",
+        "errors recipe run reach data rewards paths report plan supervisor",
         "facts diagnosis plan probes walls_stack",
     ),
     "bench": Layer(
@@ -206,7 +207,7 @@ def test_the_table_holds_nothing_that_nobody_needs():
         ("rewards.length", "def late():\n    from doctor import probes"),
         ("launch", "importlib.import_module('grpo_portable.worker')"),
         ("rollout.sampler", "from doctor.memory import GIB"),
-        ("supervision.supervise", "from grpo_portable import launch"),
+        ("supervision.supervisor", "from grpo_portable import launch"),
         ("models.policy", "from grpo_portable.rollout.delta import active"),
         ("report.page", "from grpo_portable.plan.planning import plan"),
     ],
@@ -235,7 +236,7 @@ def test_the_doctor_is_never_reached_back_from():
     [
         "import grpo_portable, doctor",
         "import grpo_portable.cli, grpo_portable.launch",
-        "import grpo_portable.recipe, grpo_portable.run.folder; from grpo_portable.supervision import ladder, supervise",
+        "import grpo_portable.recipe, grpo_portable.run.folder; from grpo_portable.supervision import ladder, supervisor",
         "import grpo_portable.answers.extractor, grpo_portable.report.page; from grpo_portable.scores import scoring, stats",
         "import grpo_portable.rollout.protocol, grpo_portable.rollout.available",
     ],

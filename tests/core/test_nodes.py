@@ -20,7 +20,7 @@ from grpo_portable.cluster import job, nodes
 from grpo_portable.errors import PathClosed, RunFolderError, UsageError
 from grpo_portable.recipe import Recipe
 from grpo_portable.run.folder import RunFolder, create, open_run
-from grpo_portable.supervision import supervise
+from grpo_portable.supervision import supervisor
 
 TWO = nodes.Cluster(nodes=2, gpus=4, hours=3)
 
@@ -99,11 +99,11 @@ def test_a_job_at_work_holds_its_run(job_of: Callable[[RunFolder], subprocess.Po
     end = time.monotonic() + 30
     while not (run.path / "begun").exists() and time.monotonic() < end:
         time.sleep(0.02)
-    with pytest.raises(RunFolderError, match=r"is at work already \(Slurm job 77\)"), supervise.alone(run):
+    with pytest.raises(RunFolderError, match=r"is at work already \(Slurm job 77\)"), supervisor.alone(run):
         pass
     (run.path / "go").touch()
     assert job.wait(30) == 0
-    with supervise.alone(run):
+    with supervisor.alone(run):
         pass
 
 
@@ -111,7 +111,7 @@ def test_a_job_at_work_holds_its_run(job_of: Callable[[RunFolder], subprocess.Po
 def test_a_job_leaves_a_run_at_work_alone(job_of: Callable[[RunFolder], subprocess.Popen[str]], tmp_path: Path) -> None:
     run = create(tmp_path / "run", Recipe())
     (run.path / "failure.json").write_text("{}")
-    with supervise.alone(run):
+    with supervisor.alone(run):
         job = job_of(run)
         _, said = job.communicate(timeout=30)
     assert job.returncode == 1 and f"is at work already (process {os.getpid()})" in said

@@ -9,7 +9,7 @@ import yaml
 
 from grpo_portable import ranks
 from grpo_portable.cluster import nodes
-from grpo_portable.supervision import command as ranks_command
+from grpo_portable.supervision import ranks_command
 from grpo_portable.supervision.ladder import Rung
 
 OTHERS = {

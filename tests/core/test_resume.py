@@ -16,7 +16,7 @@ from grpo_portable.errors import RunFolderError, UsageError
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import edited, saved
 from grpo_portable.run.folder import append_line, create, open_run, read_lines
-from grpo_portable.supervision import supervise
+from grpo_portable.supervision import supervisor
 
 ANSWER = {"paths": {p: {"open": True, "fits": True} for p in ("fp8-vllm", "bf16-hf", "qlora-hf")}}
 WORKER = """
@@ -49,7 +49,7 @@ def run(tmp_path, monkeypatch):
 
 def works(monkeypatch, broken="none"):
     command = lambda run, *_: [sys.executable, "-c", WORKER, str(run.path), broken]  # noqa: E731
-    monkeypatch.setattr(supervise, "worker_command", command)
+    monkeypatch.setattr(supervisor, "worker_command", command)
 
 
 def began(run):
@@ -104,7 +104,7 @@ def test_a_run_that_is_at_work_is_left_as_it_is(run, finished, resume, at_work):
         held.callback(worker.wait)
         held.callback(worker.kill)
     else:
-        held = supervise.alone(at)
+        held = supervisor.alone(at)
     with held:
         before = contents(at)
         with pytest.raises(RunFolderError, match="is at work already"):
@@ -198,8 +198,8 @@ def test_everybody_says_the_same_of_a_run_that_lost_something(finished, harm, mi
         """The command of a worker that notes its start, makes nothing and exits with 0."""
         return [sys.executable, "-c", "import sys; open(sys.argv[1], 'a').write('1')", str(run.path / "began")]
 
-    monkeypatch.setattr(supervise, "worker_command", quits)
-    with pytest.raises(supervise.RunFailed, match=missing):
+    monkeypatch.setattr(supervisor, "worker_command", quits)
+    with pytest.raises(supervisor.RunFailed, match=missing):
         launch.resume(finished.path, fallback=False)
     assert (finished.path / "began").read_text() == "1"
     if "adapter" in missing:
@@ -262,8 +262,8 @@ import subprocess
 import sys
 from pathlib import Path
 from grpo_portable import launch
-from grpo_portable.supervision import supervise
-supervise.worker_command = lambda run, *_: [sys.executable, "-c", {WORKER!r}, str(run.path), "none"]
+from grpo_portable.supervision import supervisor
+supervisor.worker_command = lambda run, *_: [sys.executable, "-c", {WORKER!r}, str(run.path), "none"]
 launch.resume(Path({str(run.path)!r}), fallback=True)
 """
     with open("/dev/full", "w") as full:

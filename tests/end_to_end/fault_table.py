@@ -25,7 +25,7 @@ from grpo_portable.rollout import portable
 from grpo_portable.rollout.protocol import Completion
 from grpo_portable.run import folder as run_folder
 from grpo_portable.run.folder import RunFolder
-from grpo_portable.supervision import supervise
+from grpo_portable.supervision import supervisor
 from grpo_portable.training import checkpoint, saving, trainer
 
 GPU_FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.77 GiB"
@@ -51,7 +51,7 @@ class Fault:
     repair: Callable[[RunFolder], None] = lambda made: None
     same: str = ""  # bits | rounding
     says: str = ""  # words that an event or the error must hold
-    limits: supervise.Limits = faulty.LIMITS
+    limits: supervisor.Limits = faulty.LIMITS
 
 
 # --- faults of vLLM

@@ -37,14 +37,13 @@ from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import vllm
 from grpo_portable.run import folder as run
 from grpo_portable.run.folder import RunFolder, read_lines
-from grpo_portable.supervision import command as ranks_command
-from grpo_portable.supervision import ladder, supervise
+from grpo_portable.supervision import ladder, ranks_command, supervisor
 
 HERE = Path(__file__).parent
 CLOCK = ("seconds", "step_s", "rollout_s", "update_s", "tokens_per_s", "memory_gib")
 NO_FAULT = "-"
 RUNGS = ("bf16-vllm", "bf16-hf", "cpu")
-LIMITS = supervise.Limits(start_s=60, silence_s=60, stop_s=20)
+LIMITS = supervisor.Limits(start_s=60, silence_s=60, stop_s=20)
 
 PutIn = Callable[[Path], None]
 
@@ -181,7 +180,7 @@ def supervised(
     put_in: PutIn | None = None,
     *,
     every_time: bool = False,
-    limits: supervise.Limits = LIMITS,
+    limits: supervisor.Limits = LIMITS,
     watched: Watched | None = None,
     launched: str | None = None,
     **options: Any,
@@ -191,7 +190,7 @@ def supervised(
     `launched`: the fault's name, for workers that accelerate launches instead of ones that are forked.
     """
     seen = watched or Watched(made)
-    one_worker, start_it, command, starts = supervise._one_worker, supervise._start, supervise.worker_command, [0]
+    one_worker, start_it, command, starts = supervisor._one_worker, supervisor._start, supervisor.worker_command, [0]
     seen.told = None
 
     def start(made: RunFolder, rung: ladder.Rung, processes: int, log: Path) -> Any:
@@ -201,7 +200,7 @@ def supervised(
             *launch, _, folder = command(made, rung, processes)
             words = [*launch, "faulty_worker", folder, launched if faulty else NO_FAULT]
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(supervise, "worker_command", lambda *_: words)
+                patch.setattr(supervisor, "worker_command", lambda *_: words)
                 patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (HERE, HERE.parent, HERE.parents[1]))))
                 return start_it(made, rung, processes, log)
         return Forked(made.path, rung, log, put_in if faulty and put_in else lambda folder: None)
@@ -211,11 +210,11 @@ def supervised(
         return seen.endings[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(supervise, "_start", start)
-        patch.setattr(supervise, "beating", beating)
-        patch.setattr(supervise, "_one_worker", noted)
+        patch.setattr(supervisor, "_start", start)
+        patch.setattr(supervisor, "beating", beating)
+        patch.setattr(supervisor, "_one_worker", noted)
         try:
-            supervise.supervise(made, limits=limits, **options)
+            supervisor.supervise(made, limits=limits, **options)
         except GrpoPortableError as error:
             seen.told = error
     return seen

@@ -160,6 +160,6 @@ def test_a_run_that_began_on_shared_weights_can_be_evaluated_without_unsloth(inp
 
 
 def test_limits_lie_within_each_other() -> None:
-    from grpo_portable.supervision import supervise
+    from grpo_portable.supervision import supervisor
 
-    assert server.ANSWER_LIMIT_S < supervise.SILENCE_LIMIT_S  # a server that hangs is told by its name
+    assert server.ANSWER_LIMIT_S < supervisor.SILENCE_LIMIT_S  # a server that hangs is told by its name

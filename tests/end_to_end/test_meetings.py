@@ -20,12 +20,12 @@ from test_several import SIZES, Scripted, recipe, supervised
 from grpo_portable.run import folder as run_folder
 from grpo_portable.run import processes
 from grpo_portable.run.folder import read_lines
-from grpo_portable.supervision import supervise
+from grpo_portable.supervision import supervisor
 
 
 def test_who_waits_is_not_ended_before_who_hangs_is_found(tmp_path: Path) -> None:
     """The supervisor names the process that gives no sign of life; a limit of a collective ends the one that waits for it."""
-    silence = supervise.Limits().silence_s
+    silence = supervisor.Limits().silence_s
 
     def work(rank: int) -> int:
         mine = processes.join(cpu=True)
@@ -51,7 +51,7 @@ def test_a_process_that_hangs_is_found_and_the_run_goes_on(
         os.kill(json.loads((folder / "heartbeat-1").read_text())["pid"], signal.SIGSTOP)
 
     threading.Thread(target=stop, daemon=True).start()
-    supervised(folder, monkeypatch, limits=supervise.Limits(start_s=120, silence_s=30, stop_s=10))
+    supervised(folder, monkeypatch, limits=supervisor.Limits(start_s=120, silence_s=30, stop_s=10))
     told = [e for e in read_lines(folder / "events.jsonl") if e["kind"] in ("retry", "fallback")]
     assert [e["kind"] for e in told] == ["retry"] and "hung" in told[0]["message"]
     assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == list(range(1, 9))

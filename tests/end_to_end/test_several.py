@@ -27,7 +27,7 @@ from grpo_portable.rollout.protocol import Completion
 from grpo_portable.run import folder as run_folder
 from grpo_portable.run import processes
 from grpo_portable.run.folder import RunFolder, read_lines
-from grpo_portable.supervision import supervise
+from grpo_portable.supervision import supervisor
 from grpo_portable.supervision.ladder import EXIT
 from grpo_portable.training import checkpoint, trainer
 
@@ -399,10 +399,10 @@ def test_a_wish_to_stop_that_one_rank_hears_stops_all_after_the_same_step(
 
 def supervised(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
     monkeypatch.setenv("PYTHONPATH", PATH)
-    monkeypatch.setenv(supervise.CPU_PROCESSES, "2")
+    monkeypatch.setenv(supervisor.CPU_PROCESSES, "2")
     made = run_folder.open_run(folder)
     made.write_json("plan.json", {"paths": {"cpu": {"open": True, "fits": True}}})
-    supervise.supervise(made, **options)
+    supervisor.supervise(made, **options)
 
 
 KILLER = """

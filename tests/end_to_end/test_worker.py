@@ -27,7 +27,7 @@ from grpo_portable import evaluate, worker
 from grpo_portable.run import folder as run_folder
 from grpo_portable.run.folder import read_lines
 from grpo_portable.scores import scoring, verdict
-from grpo_portable.supervision import command, ladder, supervise
+from grpo_portable.supervision import ladder, ranks_command, supervisor
 from grpo_portable.supervision.ladder import EXIT
 from grpo_portable.training import checkpoint, trainer
 
@@ -323,9 +323,9 @@ def test_a_failure_is_told_by_kind_words_and_phase(
 def test_through_the_launcher_sigterm_saves_first(whole: Path, inputs: Path, tmp_path: Path) -> None:
     made = run_folder.create(tmp_path / "run", recipe(inputs, steps=400, save_every=1000))
     rung = ladder.Rung("cpu", 4, 1)
-    environment = {**command.environment(rung), "PYTHONPATH": str(Path(tiny.__file__).parent)}
+    environment = {**ranks_command.environment(rung), "PYTHONPATH": str(Path(tiny.__file__).parent)}
     with (made.path / "worker.log").open("wb") as log:
-        process = subprocess.Popen(supervise.worker_command(made, rung, 1), stdout=log, stderr=log, env=environment)
+        process = subprocess.Popen(supervisor.worker_command(made, rung, 1), stdout=log, stderr=log, env=environment)
         try:
             deadline = time.monotonic() + 120
             while len(list(read_lines(made.metrics_file))) < 2 and time.monotonic() < deadline:

@@ -28,7 +28,7 @@ from grpo_portable.recipe import Recipe, load
 from grpo_portable.run import edited, saved
 from grpo_portable.run.folder import RunFolder, read_lines
 from grpo_portable.run.progress import Progress
-from grpo_portable.supervision import command, ladder
+from grpo_portable.supervision import ladder, ranks_command
 
 START_LIMIT_S = 1200.0  # imports, model load and engine start, before the first heartbeat of a stage
 SILENCE_LIMIT_S = 1800.0  # between two heartbeats; one step of a big model on a slow card takes minutes
@@ -178,7 +178,7 @@ def _start(run: RunFolder, rung: ladder.Rung, processes: int, log: Path) -> subp
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=command.environment(rung),
+            env=ranks_command.environment(rung),
         )
 
 
@@ -186,7 +186,7 @@ def worker_command(run: RunFolder, rung: ladder.Rung, processes: int) -> list[st
     """The command of one worker: accelerate's launch (`ranks.py`) around `grpo_portable.worker`."""
     threads = _threads(run, processes) if rung.path == "cpu" else None
     # whole, since a reward or an engine may change the directory, and `beating` finds the run by it
-    return command.of(rung, ["grpo_portable.worker", str(run.path.resolve())], threads=threads)
+    return ranks_command.of(rung, ["grpo_portable.worker", str(run.path.resolve())], threads=threads)
 
 
 def _threads(run: RunFolder, processes: int) -> int:

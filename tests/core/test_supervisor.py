@@ -17,7 +17,7 @@ from grpo_portable.errors import Interrupted, RecipeError, RunFolderError, Usage
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import progress
 from grpo_portable.run.folder import create, open_run, read_lines
-from grpo_portable.supervision import supervise
+from grpo_portable.supervision import supervisor
 from grpo_portable.supervision.ladder import SAME_CODE
 from grpo_portable.supervision.phase import Phase
 
@@ -79,9 +79,9 @@ def start(tmp_path, monkeypatch):
 
     def begin(*behaviours, **options):
         command = lambda run, rung, processes: [sys.executable, "-c", WORKER, str(run.path), json.dumps(behaviours)]  # noqa: E731
-        monkeypatch.setattr(supervise, "worker_command", command)
-        limits = supervise.Limits(start_s=20, silence_s=1.0, stop_s=0.5)
-        supervise.supervise(run, limits=limits, **options)
+        monkeypatch.setattr(supervisor, "worker_command", command)
+        limits = supervisor.Limits(start_s=20, silence_s=1.0, stop_s=0.5)
+        supervisor.supervise(run, limits=limits, **options)
         return run
 
     begin.run = run
@@ -142,13 +142,13 @@ def test_a_users_mistake_is_told_and_not_retried(start):
 
 
 def test_no_fallback_stops_and_says_so(start):
-    with pytest.raises(supervise.RunFailed) as caught:
+    with pytest.raises(supervisor.RunFailed) as caught:
         start("fail:11 vLLM did not start", "done", fallback=False)
     assert "--no-fallback" in "\n".join(caught.value.lines())
 
 
 def test_an_endless_failure_ends(start):
-    with pytest.raises(supervise.RunFailed):
+    with pytest.raises(supervisor.RunFailed):
         start("fail:11 broken")
     assert int((start.run.path / "starts").read_text()) <= 5
 
@@ -160,7 +160,7 @@ def test_a_worker_that_is_killed_again_and_again_goes_on_as_long_as_it_makes_ste
 
 
 def test_a_run_that_gets_no_further_goes_down_and_ends(start):
-    with pytest.raises(supervise.RunFailed):
+    with pytest.raises(supervisor.RunFailed):
         start("kill:")
     assert [e["to"] for e in events(start.run, "retry", "fallback")] == [
         "bf16-hf",
@@ -173,8 +173,8 @@ def test_a_run_that_gets_no_further_goes_down_and_ends(start):
 
 
 def test_a_worker_that_could_not_say_why_on_a_full_disk_is_no_crash(start, monkeypatch):
-    monkeypatch.setattr(supervise, "_room", lambda run: 0)
-    with pytest.raises(supervise.RunFailed) as caught:
+    monkeypatch.setattr(supervisor, "_room", lambda run: 0)
+    with pytest.raises(supervisor.RunFailed) as caught:
         start("kill:", "done")
     text = "\n".join(caught.value.lines())
     assert "No space left" in text and "--resume" in text and "is kept" in text
@@ -192,11 +192,11 @@ def test_what_the_supervisor_cannot_write_is_told_in_words(start, monkeypatch):
 
 
 def test_a_worker_that_the_kernel_does_not_let_go_is_told(start, monkeypatch):
-    monkeypatch.setattr(supervise, "KILL_LIMIT_S", 0.2)
-    end_group = supervise._end_group
-    monkeypatch.setattr(supervise, "_end_group", lambda pid: None)
+    monkeypatch.setattr(supervisor, "KILL_LIMIT_S", 0.2)
+    end_group = supervisor._end_group
+    monkeypatch.setattr(supervisor, "_end_group", lambda pid: None)
     try:
-        with pytest.raises(supervise.RunFailed, match="does not end, even when killed"):
+        with pytest.raises(supervisor.RunFailed, match="does not end, even when killed"):
             start("hang:", "done")
     finally:
         end_group(json.loads((start.run.path / "heartbeat").read_text())["pid"])
@@ -242,15 +242,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 from pathlib import Path
 from grpo_portable.recipe import Recipe
 from grpo_portable.run.folder import create, open_run
-from grpo_portable.supervision import supervise
+from grpo_portable.supervision import supervisor
 WORKER, folder, behaviour = sys.argv[1:4]
 LAUNCHER = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', *sys.argv[1:]]).returncode)"
 folder = Path(folder)
 run = create(folder, Recipe(path="cpu", micro_batch=8, rollout_rows=64))
-supervise.worker_command = lambda run, rung, n: [
+supervisor.worker_command = lambda run, rung, n: [
     sys.executable, "-c", LAUNCHER, WORKER, str(run.path), json.dumps([behaviour]), "grpo_portable.worker"
 ]
-supervise.supervise(run)
+supervisor.supervise(run)
 """
 
 
@@ -281,14 +281,14 @@ def test_two_supervisors_never_share_a_folder(tmp_path):
     first = parent(tmp_path / "run", "save:")
     try:
         with pytest.raises(RunFolderError) as caught:
-            supervise.supervise(open_run(tmp_path / "run"))
+            supervisor.supervise(open_run(tmp_path / "run"))
         assert f"at work already (process {first.pid})" in str(caught.value)
     finally:
         first.send_signal(signal.SIGTERM)
         first.communicate(timeout=30)
 
 
-@pytest.mark.parametrize("number", supervise.NO_LOCKS)
+@pytest.mark.parametrize("number", supervisor.NO_LOCKS)
 def test_a_file_system_without_locks_ends_no_run(start, monkeypatch, number):
     def refuse(*_):
         raise OSError(number, os.strerror(number))
@@ -304,7 +304,7 @@ def test_a_worker_whose_supervisor_was_killed_is_not_doubled(tmp_path):
     worker = json.loads((tmp_path / "run" / "heartbeat").read_text())["pid"]
     try:
         with pytest.raises(RunFolderError) as caught:
-            supervise.supervise(open_run(tmp_path / "run"))
+            supervisor.supervise(open_run(tmp_path / "run"))
         assert f"process {worker}" in str(caught.value)
     finally:
         os.kill(worker, signal.SIGTERM)
@@ -332,7 +332,7 @@ def test_a_stop_in_the_moment_of_a_start_leaves_no_worker_behind(start, monkeypa
         os.kill(os.getpid(), signal.SIGINT)
         return made[-1]
 
-    monkeypatch.setattr(supervise.subprocess, "Popen", popen)
+    monkeypatch.setattr(supervisor.subprocess, "Popen", popen)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(Interrupted):
@@ -354,7 +354,7 @@ def test_ctrl_c_before_a_worker_is_begun_says_how_to_go_on(start, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         return []
 
-    monkeypatch.setattr(supervise, "_workers", look)
+    monkeypatch.setattr(supervisor, "_workers", look)
     with pytest.raises(Interrupted) as told:
         start("done:")
     assert f"--resume --out {start.run.path}" in told.value.help
@@ -386,11 +386,11 @@ def test_a_stop_that_is_told_more_than_once_is_one_stop(tmp_path, sent):
 def test_who_presses_ctrl_c_again_is_not_kept_waiting(tmp_path):
     process = parent(tmp_path / "run", "hang:")
     process.send_signal(signal.SIGINT)
-    time.sleep(supervise.AGAIN_S + 0.3)
+    time.sleep(supervisor.AGAIN_S + 0.3)
     process.send_signal(signal.SIGINT)
     seconds, text = stopped(process)
     assert seconds < 20 and "Interrupted" in text
-    assert supervise.beating(open_run(tmp_path / "run")) is None
+    assert supervisor.beating(open_run(tmp_path / "run")) is None
     assert [e["kind"] for e in read_lines(tmp_path / "run" / "events.jsonl")] == ["interrupted"]
 
 
@@ -399,10 +399,10 @@ def test_a_process_of_another_run_that_has_the_number_now_is_no_worker_of_this_o
     try:
         run = create(tmp_path / "run", Recipe(path="cpu"))
         run.write_json("heartbeat", {"doing": "update", "pid": other.pid})
-        assert supervise.beating(run) is None
+        assert supervisor.beating(run) is None
         mine = run_folders.asleep(run.path.resolve())
         run.write_json("heartbeat", {"doing": "update", "pid": mine.pid})
-        assert supervise.beating(run) == mine.pid
+        assert supervisor.beating(run) == mine.pid
         mine.kill()
         mine.wait()
     finally:
@@ -414,7 +414,7 @@ def test_a_process_of_another_run_that_has_the_number_now_is_no_worker_of_this_o
 def test_a_heartbeat_with_no_processs_number_names_no_worker(tmp_path, pid):
     run = create(tmp_path / "run", Recipe(path="cpu"))
     run.heartbeat_file.write_text(json.dumps({"pid": pid}))
-    assert supervise.beating(run) is None
+    assert supervisor.beating(run) is None
 
 
 @pytest.mark.parametrize(
@@ -426,12 +426,12 @@ def test_the_time_in_which_the_supervisor_was_stopped_itself_is_no_silence(tmp_p
     clock, left = [0.0], list(pauses)
     ended = SimpleNamespace(poll=lambda: None if left else 0)
     monkeypatch.setattr(
-        supervise,
+        supervisor,
         "time",
         SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: clock.append(clock.pop() + left.pop())),
     )
     seen = SimpleNamespace(look=lambda: None)
-    assert supervise._watch(ended, run, supervise.Limits(start_s=20, silence_s=20), seen) == silent
+    assert supervisor._watch(ended, run, supervisor.Limits(start_s=20, silence_s=20), seen) == silent
 
 
 def test_a_worker_that_has_given_no_sign_of_life_yet_holds_the_run_when_its_supervisor_is_gone(tmp_path):
@@ -439,15 +439,15 @@ def test_a_worker_that_has_given_no_sign_of_life_yet_holds_the_run_when_its_supe
     worker = run_folders.asleep("-m", "grpo_portable.worker", run.path.resolve())
     reader = run_folders.asleep("report", other.path.resolve())
     try:
-        with pytest.raises(RunFolderError, match=rf"at work already \(process {worker.pid}\)"), supervise.alone(run):
+        with pytest.raises(RunFolderError, match=rf"at work already \(process {worker.pid}\)"), supervisor.alone(run):
             pass
-        with supervise.alone(other):  # who reads its folder is no worker
+        with supervisor.alone(other):  # who reads its folder is no worker
             pass
     finally:
         for process in (worker, reader):
             process.kill()
             process.wait()
-    with supervise.alone(run):
+    with supervisor.alone(run):
         pass
 
 
@@ -474,7 +474,7 @@ def test_a_stop_reaches_every_rank_that_has_begun(tmp_path):
     try:
         for name, worker in zip(("heartbeat", "heartbeat-2"), workers, strict=True):
             run.write_json(name, {"doing": "loading", "pid": worker.pid})
-        assert supervise._beating(run) == [worker.pid for worker in workers]
+        assert supervisor._beating(run) == [worker.pid for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
@@ -484,14 +484,14 @@ def test_a_stop_reaches_every_rank_that_has_begun(tmp_path):
 def test_the_worker_finds_its_run_wherever_a_reward_goes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = create(Path("run"), Recipe(path="cpu"))
-    command = supervise.worker_command(run, supervise.ladder.Rung("cpu", 4, 8), 1)
+    command = supervisor.worker_command(run, supervisor.ladder.Rung("cpu", 4, 8), 1)
     assert command[-1] == str(tmp_path / "run")
 
 
 def test_lines_of_metrics_that_are_of_no_step_disturb_nobody(start):
     start.run.metrics_file.write_text('{"step": "x"}\n[1]\n{"reward": "high"}\n')
     run = start("done")
-    assert supervise._steps_done(run) == 1
+    assert supervisor._steps_done(run) == 1
 
 
 def test_a_recipe_of_a_run_that_was_cut_off_is_told(start):
@@ -506,9 +506,9 @@ def test_a_recipe_of_a_run_that_was_cut_off_is_told(start):
 def test_a_run_folder_that_goes_away_is_told_and_nothing_promised(start, monkeypatch, moved):
     def goes(run):
         run.path.rename(run.path.with_name("renamed")) if moved else shutil.rmtree(run.path)
-        return supervise.LEAST_ROOM_BYTES
+        return supervisor.LEAST_ROOM_BYTES
 
-    monkeypatch.setattr(supervise, "_room", goes)
+    monkeypatch.setattr(supervisor, "_room", goes)
     with pytest.raises(RunFolderError, match="is gone, because it was removed or renamed") as caught:
         start("kill:", "done")
     assert "nothing is lost" not in "\n".join(caught.value.lines())
@@ -516,6 +516,6 @@ def test_a_run_folder_that_goes_away_is_told_and_nothing_promised(start, monkeyp
 
 def test_the_way_on_is_that_of_the_run(start):
     start.run.write_json("task.json", {"only": "evaluate"})
-    with pytest.raises(supervise.RunFailed) as caught:
+    with pytest.raises(supervisor.RunFailed) as caught:
         start("kill:", fallback=False)
     assert f"grpo-portable eval --resume --out {start.run.path}" in str(caught.value.help)

@@ -1,4 +1,7 @@
-"""How a rung's processes are started: the command around a module, and the environment they get. Torch-free."""
+"""How a rung's processes are started: the command around a module, and the environment they get.
+
+The parent's half, torch-free; `ranks.py`, which the command names, is the workers' half and brings torch in.
+"""
 
 from __future__ import annotations
 
