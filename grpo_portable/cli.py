@@ -178,13 +178,13 @@ def score(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     """Rebuild report.md and the charts of a run from its files alone."""
-    from grpo_portable.report import page as report_room
+    from grpo_portable.report import page
     from grpo_portable.run import folder as run_folder
     from grpo_portable.scores import scoring
 
     folder = run_folder.open_run(run)
     scoring.score_run(folder)
-    typer.echo(str(report_room.write_report(folder)))
+    typer.echo(str(page.write_report(folder)))
 
 
 @app.command()
@@ -196,14 +196,13 @@ def compare(
     """Two runs: the paired difference of their answers. More: memory, time, accuracy and reward side by side."""
     import json
 
-    from grpo_portable.report import compare as compare_room
-    from grpo_portable.report import side_by_side
+    from grpo_portable.report import compare, side_by_side
     from grpo_portable.run import folder as run_folder
 
     if len(runs) < 2:
         raise UsageError("one run cannot be compared", help="name two or more run folders")
     folders = [run_folder.open_run(run) for run in runs]
-    comparison: Any = compare_room.compare(*folders) if len(folders) == 2 else side_by_side.side_by_side(folders)
+    comparison: Any = compare.compare(*folders) if len(folders) == 2 else side_by_side.side_by_side(folders)
     typer.echo(json.dumps(comparison.to_json(), indent=1, ensure_ascii=False) if as_json else comparison.to_text())
     if chart is not None:
         from grpo_portable.report import charts
@@ -226,19 +225,17 @@ def export(
     check: Annotated[int, typer.Option(min=0, help="held-out questions the export is asked; 0 asks none")] = 20,
 ) -> None:
     """Write a run's adapter, merged model or GGUF file, load it again, and compare its answers with the run's."""
-    from grpo_portable import export as export_room
+    from grpo_portable import export
     from grpo_portable.run import folder as run_folder
 
     for name, value, known in (
-        ("--to", to, export_room.KINDS),
-        ("--quantize", quantize, export_room.QUANTIZE),
+        ("--to", to, export.KINDS),
+        ("--quantize", quantize, export.QUANTIZE),
         ("--dtype", dtype, ("auto", "bfloat16", "float16", "float32")),
     ):
         if value not in known:
             raise UsageError(f"{name} cannot be `{value}`", help=f"one of: {', '.join(known)}")
-    done = export_room.export(
-        run_folder.open_run(run), to, out=out, quantize=quantize, base=base, dtype=dtype, count=check
-    )
+    done = export.export(run_folder.open_run(run), to, out=out, quantize=quantize, base=base, dtype=dtype, count=check)
     typer.echo(f"wrote {done.folder}")
     typer.echo(f"check: {done.check}" if done.check else "not checked")
 
@@ -273,9 +270,9 @@ def recipes(
 def bench(context: typer.Context) -> None:
     """Measure rollout engines side by side, or a whole step beside TRL's: `bench rollout --shape qwen3-4b --engines
     portable,reference,vllm --json`, `bench step --shape qwen3-4b --path bf16-hf`."""
-    from grpo_portable.bench import rollout as bench_room
+    from grpo_portable.bench import cli
 
-    raise typer.Exit(bench_room.main(context.args))
+    raise typer.Exit(cli.main(context.args))
 
 
 def _version(show: bool) -> None:

@@ -46,7 +46,7 @@ def write(shape: str, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    from grpo_portable.bench.rollout import config_of
+    from grpo_portable.bench.shapes import config_of
     from grpo_portable.embedded.build import make_tokenizer
 
     config = config_of(shape)

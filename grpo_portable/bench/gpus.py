@@ -21,7 +21,7 @@ from typing import Any
 
 from grpo_portable import launch
 from grpo_portable.bench import child, rank, side
-from grpo_portable.bench.rollout import SHAPES, Workload
+from grpo_portable.bench.shapes import SHAPES, Workload, known
 from grpo_portable.errors import GrpoPortableError, UsageError
 from grpo_portable.plan import gpus
 from grpo_portable.recipe import Recipe
@@ -221,8 +221,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _rollout(given: argparse.Namespace, parts: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     shape = given.shape or "qwen3-4b"
-    if shape not in SHAPES:
-        raise UsageError(f"there is no shape `{shape}`", help=f"one of: {', '.join(SHAPES)}")
+    known(shape)
     if odd := [part for part in parts if given.prompts % len(part)]:
         raise UsageError(f"{given.prompts} prompts cannot be shared by {len(odd[0])} GPUs evenly")
     work = Workload(

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from grpo_portable import quiet
-from grpo_portable.bench import policy as bench_policy
-from grpo_portable.bench import rollout as bench
+from grpo_portable.bench.policy import random_policy
+from grpo_portable.bench.rollout import engine_of, notes_of, timer
+from grpo_portable.bench.shapes import Workload, config_of
 from grpo_portable.run import processes
 
 TASK, FILE = "task.json", "figures.json"
@@ -30,9 +31,9 @@ def measure(task: dict[str, Any], mine: processes.Processes, device: Any) -> dic
     """
     import torch
 
-    work = bench.Workload(**task["workload"])
+    work = Workload(**task["workload"])
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    config = bench.config_of(task["shape"])
+    config = config_of(task["shape"])
     prompts = (
         np.random.default_rng(work.seed).integers(1, config.vocab_size, (work.prompts, work.prompt_tokens)).tolist()
     )
@@ -55,14 +56,14 @@ def measure(task: dict[str, Any], mine: processes.Processes, device: Any) -> dic
         )
         seconds, notes = seen["seconds"], ["no adapter"]
     else:
-        policy, notes = bench_policy.random_policy(config, "dense", work.lora_rank, 0, device, dtype)
-        rollout = bench._engine(task["engine"], policy, work)
-        once = bench._timer(rollout, share, work, device)
+        policy, notes = random_policy(config, "dense", work.lora_rank, 0, device, dtype)
+        rollout = engine_of(task["engine"], policy, work)
+        once = timer(rollout, share, work, device)
         once(None)
         began, ready = time.perf_counter(), time.perf_counter() - began
         seen = {"ready_s": ready}
         seconds = [_together(mine, once) for _ in range(task["repeats"])]
-        notes += bench._notes(rollout)
+        notes += notes_of(rollout)
     slowest = [max(took) for took in zip(*mine.gather(seconds), strict=True)]
     return {
         "seconds": [round(s, 4) for s in slowest],

@@ -16,80 +16,25 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from grpo_portable import quiet
 from grpo_portable.bench.policy import BASES, random_policy
+from grpo_portable.bench.shapes import SHAPES, Workload, config_of, known
 from grpo_portable.errors import GrpoPortableError, UsageError
 from grpo_portable.rollout.protocol import Sampling
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-4b": {
-        "model_type": "qwen3", "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 9728, "vocab_size": 151936,
-        "tie_word_embeddings": True, "max_position_embeddings": 40960,
-    },
-    "qwen3-1.7b": {
-        "model_type": "qwen3", "hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936,
-        "tie_word_embeddings": True, "max_position_embeddings": 40960,
-    },
-    "qwen3-0.6b": {
-        "model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
-        "tie_word_embeddings": True, "max_position_embeddings": 40960,
-    },
-    "llama-3.2-1b": {
-        "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192, "vocab_size": 128256,
-        "tie_word_embeddings": True, "max_position_embeddings": 131072,
-    },
-    "smollm2-135m": {
-        "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9,
-        "num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49152,
-        "tie_word_embeddings": True, "max_position_embeddings": 8192,
-    },
-    "tiny": {
-        "model_type": "llama", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "intermediate_size": 344, "vocab_size": 300, "max_position_embeddings": 1024,
-    },
-}  # fmt: skip
 LONG_S = 15.0  # a rollout longer than this is its own warm-up and measured once
 ENGINES = ("portable", "portable-fp8", "reference", "vllm")
-
-
-@dataclass(frozen=True)
-class Workload:
-    """`prompts` x `group` completions; lengths are `new_tokens`, or spread evenly from `shortest` to it."""
-
-    prompts: int = 8
-    group: int = 8
-    prompt_tokens: int = 128
-    new_tokens: int = 256
-    shortest: int | None = None
-    rows: int | None = None  # completions at once; None: all
-    lora_rank: int = 32
-    seed: int = 0
-
-    @property
-    def width(self) -> int:
-        return self.rows or self.prompts * self.group
-
-    def limits(self) -> list[int] | None:
-        """The length of each completion, or None when all have `new_tokens`."""
-        if self.shortest is None:
-            return None
-        draw = np.random.default_rng(self.seed)
-        return draw.integers(self.shortest, self.new_tokens + 1, self.prompts * self.group).tolist()
 
 
 def bench_rollout(
     shape: str,
     engines: Sequence[str],
-    workload: Workload = Workload(),
+    workload: Workload,
     *,
     bases: Sequence[str] = ("dense",),
     device: str = "auto",
@@ -105,8 +50,7 @@ def bench_rollout(
     """
     import torch
 
-    if shape not in SHAPES:
-        raise UsageError(f"there is no shape `{shape}`", help=f"one of: {', '.join(SHAPES)}")
+    known(shape)
     if unknown := [name for name in engines if name not in ENGINES]:
         raise UsageError(f"there is no engine `{unknown[0]}`", help=f"some of: {', '.join(ENGINES)}")
     if unknown := [name for name in bases if name not in BASES]:
@@ -163,15 +107,15 @@ def _measure(
     policy, notes = random_policy(config, base, work.lora_rank, work.seed, where, dtype)
     _settle(where, reset=True)
     start = time.perf_counter()
-    rollout = _engine(engine, policy, work)
-    once = _timer(rollout, prompts, work, where)
+    rollout = engine_of(engine, policy, work)
+    once = timer(rollout, prompts, work, where)
     once(1)
     seen = {"ready_s": time.perf_counter() - start}
     warm = once(None)
     seen["first_token_s"] = once(1)
     seen["seconds"] = [once(None) for _ in range(repeats)] if warm < LONG_S else [warm]
     seen["sync_s"] = _sync_seconds(rollout, policy, where)
-    notes += _notes(rollout)
+    notes += notes_of(rollout)
     if rollout.name == "portable" and work.shortest is not None:
         notes.append(f"{rollout.row_steps / tokens:.2f} row-steps a token")
     result = _result(tokens, seen, notes)
@@ -187,7 +131,7 @@ def _measure(
 def _full_rate(rollout: Any, prompts: list, work: Workload, where: Any, repeats: int) -> float:
     """Tokens a second when as many completions as there are rows start together and all have `new_tokens`."""
     full = replace(work, prompts=max(1, min(work.prompts, work.width // work.group)), shortest=None)
-    once = _timer(rollout, prompts[: full.prompts], full, where)
+    once = timer(rollout, prompts[: full.prompts], full, where)
     warm = once(None)
     seconds = statistics.median([once(None) for _ in range(repeats)] if warm < LONG_S else [warm])
     return full.prompts * full.group * full.new_tokens / seconds
@@ -225,7 +169,8 @@ def _result(tokens: int, seen: dict[str, Any], notes: list[str]) -> dict[str, An
     }
 
 
-def _timer(rollout: Any, prompts: list, work: Workload, where: Any) -> Callable[[int | None], float]:
+def timer(rollout: Any, prompts: list, work: Workload, where: Any) -> Callable[[int | None], float]:
+    """A rollout of the workload, or with so many tokens each where a number is given: it returns the seconds."""
     sampling = Sampling(max_tokens=work.new_tokens, temperature=1.0, seed=work.seed)
     limits = work.limits()
 
@@ -242,7 +187,8 @@ def _timer(rollout: Any, prompts: list, work: Workload, where: Any) -> Callable[
     return once
 
 
-def _engine(engine: str, policy: Any, work: Workload) -> Any:
+def engine_of(engine: str, policy: Any, work: Workload) -> Any:
+    """The engine of a name of `ENGINES`, but vLLM, over a policy."""
     from grpo_portable.rollout.portable import PortableRollout
     from grpo_portable.rollout.reference import ReferenceRollout
 
@@ -251,22 +197,11 @@ def _engine(engine: str, policy: Any, work: Workload) -> Any:
     return PortableRollout(policy, None, rows=work.width, copy="fp8" if engine == "portable-fp8" else "auto")
 
 
-def _notes(rollout: Any) -> list[str]:
+def notes_of(rollout: Any) -> list[str]:
+    """What the portable engine took: its copy of the weights, its kernels and why; of others nothing."""
     if rollout.name != "portable":
         return []
     return [f"weights {rollout.keeper.kind}", f"{rollout.run.name} kernels ({rollout.run.reason})"]
-
-
-def config_of(shape: str) -> Any:
-    """transformers' configuration of a shape, without end and padding tokens."""
-    from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    settings = dict(SHAPES[shape])
-    kind = settings.pop("model_type")
-    config = AutoConfig.for_model(kind, **settings, bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]  # vLLM goes by it
-    return config
 
 
 def _floor(config: Any, work: Workload, where: Any, dtype: Any) -> dict[str, Any]:
@@ -388,25 +323,9 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """`rollout ...` here, `step ...` in `step`; the exit code."""
-    given_words = list(sys.argv[1:] if arguments is None else arguments)
-    if any(word.startswith("--gpus") for word in given_words):
-        from grpo_portable.bench import gpus
-
-        return gpus.main(given_words)
-    if given_words[:1] == ["step"]:
-        from grpo_portable.bench import step
-
-        return step.main(given_words[1:])
-    parser = argparse.ArgumentParser(
-        prog="grpo-portable bench", description=__doc__.splitlines()[0] if __doc__ else None
-    )
-    parser.add_argument(
-        "what",
-        choices=["rollout", "step"],
-        help="`step --help` says more of steps, `--gpus 0,1 --help` of several GPUs",
-    )
+def main(arguments: Sequence[str]) -> int:
+    """The command `bench rollout`; the exit code."""
+    parser = argparse.ArgumentParser(prog="grpo-portable bench rollout", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", default="qwen3-4b", help=", ".join(SHAPES))
     parser.add_argument("--engines", default="portable,reference", help=f"comma-separated: {', '.join(ENGINES)}")
     parser.add_argument("--base", default="dense", help="the policy's frozen weights, comma-separated: dense, nf4")
@@ -423,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=_count, metavar="N", help="completions generated at once; all by default")
     parser.add_argument("--shortest", type=_count, metavar="N", help="spread lengths evenly from this to --new-tokens")
     parser.add_argument("--json", action="store_true", help="the figures as JSON instead of a table")
-    given = parser.parse_args(given_words)
+    given = parser.parse_args(arguments)
     work = Workload(
         given.prompts, given.group, given.prompt_tokens, given.new_tokens, given.shortest, given.rows, given.lora_rank
     )
@@ -442,7 +361,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     print(json.dumps(report, indent=1) if given.json else table(report))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

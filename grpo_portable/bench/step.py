@@ -27,6 +27,7 @@ from grpo_portable.bench import child
 from grpo_portable.bench import memory as bench_memory
 from grpo_portable.bench import side as bench_side
 from grpo_portable.bench.checkpoint import RECIPE_FILE
+from grpo_portable.bench.shapes import SHAPES, known
 from grpo_portable.errors import EngineError, GrpoPortableError, UsageError
 from grpo_portable.plan.settle import Settled
 from grpo_portable.recipe import Recipe
@@ -157,17 +158,13 @@ def random_checkpoint(shape: str, folder: Path) -> Path:
 @contextlib.contextmanager
 def checkpoint(recipe: str | None, shape: str | None) -> Iterator[str]:
     """The recipe's name, or inside the file of one for a checkpoint with random weights. UsageError unless one is named."""
-    from grpo_portable.bench.rollout import SHAPES
-
-    if (recipe is None) == (shape is None):
-        raise UsageError("one of a recipe and --shape must be named", help="for example --shape qwen3-4b")
-    if recipe is not None:
+    if recipe is not None and shape is None:
         yield recipe
         return
-    if shape not in SHAPES:
-        raise UsageError(f"there is no shape `{shape}`", help=f"one of: {', '.join(SHAPES)}")
-    known = shape_from_config(SHAPES[shape], shape)
-    size = int(memory.weight_bytes(known, "bf16")) if known else 0
+    if recipe is not None or shape is None:
+        raise UsageError("one of a recipe and --shape must be named", help="for example --shape qwen3-4b")
+    sizes = shape_from_config(known(shape), shape)
+    size = int(memory.weight_bytes(sizes, "bf16")) if sizes else 0
     with tempfile.TemporaryDirectory(dir=place(size)) as folder:
         model = Path(folder) / shape
         model.mkdir()
@@ -175,8 +172,7 @@ def checkpoint(recipe: str | None, shape: str | None) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    from grpo_portable.bench.rollout import SHAPES
-
+    """The command `bench step`; the exit code."""
     parser = argparse.ArgumentParser(prog="grpo-portable bench step", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("recipe", nargs="?", help="a recipe's name or file; or give --shape")
     parser.add_argument("--shape", help=f"random weights of this shape: {', '.join(SHAPES)}")

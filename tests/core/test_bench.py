@@ -8,9 +8,10 @@ import json
 import pytest
 from transformers import AutoModelForCausalLM
 
-from grpo_portable.bench import rollout
+from grpo_portable.bench.cli import main
 from grpo_portable.bench.policy import random_policy
-from grpo_portable.bench.rollout import Workload, bench_rollout, main, table
+from grpo_portable.bench.rollout import bench_rollout, table
+from grpo_portable.bench.shapes import Workload, config_of
 from grpo_portable.errors import UsageError
 from grpo_portable.models import policy
 
@@ -68,7 +69,7 @@ def test_a_4_bit_policy_is_what_the_4_bit_path_trains(tmp_path) -> None:
     pytest.importorskip("bitsandbytes")
     import torch
 
-    config = rollout.config_of("tiny")
+    config = config_of("tiny")
     ours, _ = random_policy(config, "nf4", 4, 3, torch.device("cpu"), torch.float32)
     base, adapted = ours.get_base_model(), type(ours.base_model.model.model.layers[0].mlp.up_proj)
     assert adapted.__name__ == "Linear4bit" and type(base.lm_head) is torch.nn.Linear
@@ -90,6 +91,24 @@ def test_an_engine_that_fails_is_named(capsys) -> None:
     assert main(["rollout", "--shape", "tiny", "--engines", "vllm,portable", "--device", "cpu", "--json", *given]) == 0
     vllm, portable = json.loads(capsys.readouterr().out)["engines"]
     assert "vllm" in vllm["error"] and portable["tok_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--help"], 0, "{rollout,step}"),
+        (["rollout", "--help"], 0, "--shortest"),
+        (["step", "--help"], 0, "--sides"),
+        (["rollout", "--gpus", "0,1", "--help"], 0, "--together"),
+        ([], 2, "required: what"),
+        (["steps"], 2, "invalid choice: 'steps'"),
+    ],
+)
+def test_the_first_words_say_what_is_measured(capsys, words, code, told) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    said = capsys.readouterr()
+    assert ended.value.code == code and told in said.out + said.err
 
 
 def test_unknown_names_are_refused(capsys) -> None:

@@ -18,7 +18,7 @@ import pytest
 import several
 
 from grpo_portable.bench import child, gpus
-from grpo_portable.bench.rollout import Workload
+from grpo_portable.bench.shapes import Workload
 from grpo_portable.plan import catalogue
 from grpo_portable.recipe import load
 from grpo_portable.supervision.ladder import Rung
@@ -32,7 +32,7 @@ LAUNCHED = child.run
 def in_forks(
     command: Sequence[str], folder: Path, limit_s: float, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """`bench_child.run` of ranks that are forks of this process, which has torch in memory already."""
+    """`bench.child.run` of ranks that are forks of this process, which has torch in memory already."""
     at = len(command) - 1 - list(reversed(command)).index("-m")
     module, *words = command[at + 1 :]
 

@@ -111,8 +111,8 @@ LAYERS = {
         "facts diagnosis plan probes walls_stack",
     ),
     "bench": Layer(
-        "bench bench.rollout bench.policy bench.step bench.side bench.checkpoint bench.memory bench.gpus bench.rank "
-        "bench.child",
+        "bench bench.cli bench.shapes bench.rollout bench.policy bench.step bench.side bench.checkpoint bench.memory "
+        "bench.gpus bench.rank bench.child",
         "errors words recipe ladder run embedded rewards policy protocol portable vllm training worker plan launch",
         "diagnosis shapes shape_files memory child probes_host",
     ),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from grpo_portable.bench.rollout import config_of
+from grpo_portable.bench.shapes import config_of
 from grpo_portable.rollout.family import Shape
 from grpo_portable.rollout.forward import Rows
 from grpo_portable.rollout.fused import Fused

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from grpo_portable.bench.rollout import config_of
+from grpo_portable.bench.shapes import config_of
 from grpo_portable.rollout import fp8, kernels, skinny
 from grpo_portable.rollout.skinny import Tiling
 

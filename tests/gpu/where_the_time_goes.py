@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from grpo_portable.bench.policy import random_policy
-from grpo_portable.bench.rollout import Workload, config_of
+from grpo_portable.bench.shapes import Workload, config_of
 from grpo_portable.rollout.decoder import Decoder
 from grpo_portable.rollout.portable import PortableRollout
 from grpo_portable.rollout.protocol import Sampling
