@@ -75,7 +75,8 @@ MOST = 9999  # cards of one question
 _NUMBER = re.compile(r"^\s*(\d{1,30})\s*[x×*]", re.IGNORECASE)
 _SEVERAL_KINDS = re.compile(r"\s(?:\+|and|&)\s", re.IGNORECASE)
 _COUNT_BEFORE = re.compile(r"^\s*(\d{1,4})\s*[x×*]\s*(?=\D|\d{4})", re.IGNORECASE)
-_COUNT_AFTER = re.compile(r"\s*[x×*]\s*(\d{1,3})\s*$", re.IGNORECASE)
+# the x of RTX and GTX counts nothing
+_COUNT_AFTER = re.compile(r"\s*(?<!rt)(?<!gt)[x×*]\s*(\d{1,3})\s*$", re.IGNORECASE)
 _SAME = {"mobile": "laptop", "notebook": "laptop", "spark": "gb10", "s": "super"}
 
 

@@ -41,6 +41,7 @@ def parser() -> Parser:
 
     p = Parser(
         prog="grpo-doctor",
+        usage="%(prog)s [--model NAME] [--prove [PATH]] [options]",
         description="What can this machine do for GRPO, which walls block the faster paths, and what helps.",
         epilog="exit codes: 0 a path is open, 1 none is (or the required one is not), 2 usage, 3 the doctor failed",
         allow_abbrev=False,
@@ -155,6 +156,11 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageProblem(f"--save-facts {args.save_facts}: cannot be written: no such folder")
     if args.explain is not None or args.list_walls:
         return _explain(args)
+    if args.model and not args.facts:  # another machine has its own files
+        from doctor.shape_files import no_model
+
+        if why := no_model(args.model):
+            raise UsageProblem(why)
     if args.what_if is not None:
         from doctor.what_if import answer
 

@@ -43,6 +43,20 @@ def shape_from_path(path: Path, by_name: Callable[[str], Shape | None]) -> Shape
         return None
 
 
+def no_model(name: str) -> str | None:
+    """Why a name that can only be a local path, or is one, leads to no model; None where it may lead to one."""
+    try:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            told = ("config.json", "adapter_config.json")
+            known = any((path / file).is_file() for file in told) or any(path.glob("*.gguf"))
+            return None if known else f"folder {name} holds no model: there is no config.json in it"
+        local = name.startswith((".", "/", "~")) or path.suffix.lower() == ".gguf"
+        return f"model {name} is not there: check the path" if local and not path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, with a NUL, or of a user that is not there: no path
+        return None
+
+
 def _json(path: Path) -> Mapping[str, Any]:
     with path.open("rb") as file:
         raw = json.loads(file.read(MAX_CONFIG_BYTES).decode("utf-8"))

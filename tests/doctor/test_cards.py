@@ -33,6 +33,8 @@ def test_every_card_is_found_by_its_own_name(card: Card) -> None:
         ("64 x H100", "H100", 64),
         ("H100x8", "H100", 8),
         ("L4 x 4", "L4", 4),
+        ("RTX 4090 x2", "GeForce RTX 4090", 2),
+        ("2x RTX 4090", "GeForce RTX 4090", 2),
         ("NVIDIA H100 80GB HBM3", "H100", 1),
         ("NVIDIA H100 PCIe", "H100 PCIe", 1),
         ("A100-SXM4-40GB", "A100 40GB", 1),
@@ -59,6 +61,7 @@ def test_names_people_write(text: str, name: str, count: int) -> None:
     [
         ("RTX 9090", "GeForce RTX 4090"),
         ("RTX 6000", "RTX A6000"),
+        *((f"RTX {n}", f"nearest: GeForce RTX {n}0") for n in (309, 407, 409, 509)),
         ("RTX 4090 48GB", "GeForce RTX 4090"),
         ("Radeon 7900 XTX", "not a card known here"),
         ("0x H100", "asks for no card"),

@@ -91,6 +91,10 @@ def test_strict_counts_warnings_only(walls: tuple[Wall, ...], strict: bool, code
         (["--require", "bf16-fh"], "did you mean bf16-hf?"),
         (["--require", "x"], "fp8-vllm, bf16-vllm"),
         (["--prove", "warp"], "'warp' is no path"),
+        (["--model", "./nomodel"], "model ./nomodel is not there"),
+        (["--model", "none.gguf"], "model none.gguf is not there"),
+        (["--model", "FOLDER"], "holds no model: there is no config.json in it"),
+        (["--what-if", "RTX 4090", "--model", "./nomodel"], "model ./nomodel is not there"),
         (["--facts", "/no/such/file.json"], "No such file"),
         (["--facts", "FOLDER"], "directory"),
         (["--facts", "BAD"], "not JSON"),
@@ -158,7 +162,8 @@ def test_a_closed_pipe_is_no_failure(saved: Path) -> None:
     assert done.stderr == "" and len(done.stdout.splitlines()) == 1
 
 
-def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     for flag, words in (("--version", f"grpo-doctor {__version__}"), ("--help", "exit codes")):
         with pytest.raises(SystemExit) as left:
             cli.main([flag])
