@@ -326,7 +326,7 @@ def main(arguments: list[str] | None = None) -> Any:
                 raise told from error
             raise
     except GrpoPortableError as error:
-        for line in [*error.lines(), *_where_commands_lie(error)]:
+        for line in [*error.shown(), *_where_commands_lie(error)]:
             print(line, file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:

@@ -23,12 +23,18 @@ error is.
 from __future__ import annotations
 
 import re
+import shutil
 
+WIDTH = 80
 # First words that are never a name. What is not among them may be one, and keeps its capital.
 _OPENER = re.compile(
     r"(?:A|All|An|And|Another|Any|As|At|Before|Both|By|Can|Can't|Cannot|Code|Could|Each|Every|For|Free|From|If|In|Installed|It|Its"
     r"|More|Neither|No|Nobody|None|Nothing|Of|On|Once|One|Only|Or|Other|Packages|Since|Some|That|The|There|These|This|Those"
     r"|Three|Two|What|When|Where|While|With|Within|Without)(?=[ ,;]|$)"
+)
+# Between backticks, or from the program's name to the end of the clause: a command; else a word.
+_UNBROKEN = re.compile(
+    r"[^\s`]*`[^`\n]*`\S*|(?:grpo-portable|grpo-doctor|pip install) [^\s;,]+(?: [^;,]+?)*?(?=[;,] |\s*$)[;,]?|\S+"
 )
 _ERRNO = re.compile(r"^\[Errno \d+\] ")
 
@@ -39,6 +45,21 @@ def clause(text: str) -> str:
     if of_system or _OPENER.match(text):
         text = text[:1].lower() + text[1:]
     return text if text.endswith("..") else text.removesuffix(".")
+
+
+def wrapped(text: str, indent: str = "", width: int | None = None) -> list[str]:
+    """A sentence in lines of at most `width` columns, 80 or what the terminal has; `indent` leads all but the first.
+
+    A command is never broken, so that it can be copied: it stands whole on a line, however long.
+    """
+    width = width or min(WIDTH, shutil.get_terminal_size().columns)
+    lines = [text[: len(text) - len(text.lstrip())]]
+    for part in _UNBROKEN.findall(text):
+        if lines[-1].strip() and len(lines[-1]) + 1 + len(part) > width:
+            lines.append(indent + part)
+        else:
+            lines[-1] += (" " if lines[-1].strip() else "") + part
+    return lines
 
 
 class GrpoPortableError(Exception):
@@ -58,6 +79,10 @@ class GrpoPortableError(Exception):
     def lines(self) -> list[str]:
         """What a terminal shows: `error: fact, because ...` and, when there is one, `help: ...`."""
         return [f"{self.label}: {self}"] + ([f"help: {self.help}"] if self.help else [])
+
+    def shown(self, width: int | None = None) -> list[str]:
+        """`lines`, wrapped."""
+        return [line for text in self.lines() for line in wrapped(text, "  ", width)]
 
 
 def _rebuild(cls: type[GrpoPortableError], fact: str, because: str | None, help: str | None) -> GrpoPortableError:

@@ -32,6 +32,7 @@ from grpo_portable.errors import (
     RecipeError,
     RunFolderError,
     UsageError,
+    wrapped,
 )
 from grpo_portable.eval_task import EvalTask
 from grpo_portable.plan import announce, catalogue, planning
@@ -100,7 +101,7 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: 
         if _trains(folder.path):
             steps = folder.recipe().steps
             longer = f"grpo-portable train {folder.word}/recipe.yaml --set steps={2 * steps} --out NEW"
-            _say(f"its {steps} steps are made; to train longer begin a new run: {longer}")
+            _say_wrapped(f"its {steps} steps are made; to train longer begin a new run: {longer}")
         return
     _may_start(folder.recipe())
     _say(f"run folder: {folder.path}\n")
@@ -166,7 +167,7 @@ def evaluate(task: EvalTask, *, out: Path | None) -> None:
     _say(f"run folder: {folder.path}\n")
     finish(folder, fallback=True)
     if task.adapter and not task.base_too:
-        _say(f"the delta against the base: grpo-portable eval --resume --out {folder.word} --base-too")
+        _say_wrapped(f"the delta against the base: grpo-portable eval --resume --out {folder.word} --base-too")
 
 
 def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
@@ -361,7 +362,7 @@ def _conclude(folder: run_folder.RunFolder) -> None:
         raise Interrupted(
             "the run is done, its report is not written", help=f"write it with: grpo-portable report {folder.word}"
         ) from None
-    _say(page.verdict(folder))
+    _say_wrapped(page.verdict(folder))
     _say(f"report: {file}")
 
 
@@ -371,6 +372,10 @@ def _say(text: str) -> None:
         print(text, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # also for what is still in its buffer
+
+
+def _say_wrapped(text: str) -> None:
+    _say("\n".join(wrapped(text, "  ")))
 
 
 def _auto_recipe(facts: Facts, overrides: Sequence[str]) -> tuple[Recipe, list[str]]:

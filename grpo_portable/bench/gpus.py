@@ -186,7 +186,7 @@ def main(arguments: Sequence[str]) -> int:
         parts = [wanted] if given.together or len(wanted) == 1 else [wanted[:1], wanted]
         report = _rollout(given, parts) if given.what == "rollout" else _step(given, parts)
     except GrpoPortableError as error:
-        print("\n".join(error.lines()), file=sys.stderr)
+        print("\n".join(error.shown()), file=sys.stderr)
         return error.exit_code
     print(json.dumps(report, indent=1) if given.json else table(report))
     return 0
@@ -201,7 +201,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", help=f"random weights of this shape: {', '.join(SHAPES)}")
     parser.add_argument("--engines", default="portable", help="of a rollout: portable, portable-fp8 or vllm")
     parser.add_argument("--path", help="of a step: as `path` of a recipe; the best one by default")
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change one field of the recipe",
+    )
     parser.add_argument("--facts", help="plan by a saved look at this machine (grpo-doctor --save-facts)")
     parser.add_argument("--steps", type=int, default=2, help="measured steps, after one to warm up")
     parser.add_argument("--repeats", type=int, default=3, help="measured rollouts, after one to warm up")
@@ -215,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rows", type=int, default=256, help="of a rollout: completions each GPU generates at once")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds that each number of GPUs may take")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="JSON instead of a table")
     return parser
 
 

@@ -357,7 +357,7 @@ def main(arguments: Sequence[str]) -> int:
             repeats=given.repeats,
         )
     except GrpoPortableError as error:
-        print("\n".join(error.lines()), file=sys.stderr)
+        print("\n".join(error.shown()), file=sys.stderr)
         return error.exit_code
     print(json.dumps(report, indent=1) if given.json else table(report))
     return 0

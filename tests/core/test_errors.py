@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from grpo_portable.errors import EngineError, PathClosed, clause
+from grpo_portable.errors import EngineError, PathClosed, clause, wrapped
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,32 @@ def test_an_error_is_one_sentence():
 def test_an_error_comes_whole_out_of_another_process():
     error = pickle.loads(pickle.dumps(EngineError("it ended", because="Nobody knows.", help="look")))
     assert (error.fact, error.because, error.help) == ("it ended", "nobody knows", "look")
+
+
+WORDS = "what was made so far is kept, and nothing more could be written"
+COMMAND = "grpo-portable train --resume --out " + "a" * 60
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (f"help: {WORDS}", ["help: what was made so far is kept, and nothing more could", "  be written"]),
+        (f"help: go on with: {COMMAND}", ["help: go on with:", f"  {COMMAND}"]),
+        (
+            f"help: `{COMMAND}` (it saves first), then wait",
+            ["help:", f"  `{COMMAND}`", "  (it saves first), then wait"],
+        ),
+        (f"go on with: {COMMAND}; else begin", ["go on with:", f"  {COMMAND};", "  else begin"]),
+        ("    help: short", ["    help: short"]),
+    ],
+)
+def test_a_sentence_is_wrapped_and_a_command_in_it_never_broken(text, lines):
+    found = wrapped(text, "  ", 60)
+    assert found == lines
+
+
+def test_an_error_is_as_wide_as_the_terminal_and_at_most_80(monkeypatch):
+    error = PathClosed(WORDS, because=WORDS, help=WORDS)
+    for columns, most in ((200, 80), (50, 50)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert most - 15 < max(map(len, error.shown())) <= most
