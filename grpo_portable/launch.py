@@ -78,11 +78,10 @@ def train(
     text = announce.plan_text(settled, diagnosis, minutes, others)
     print(text, flush=True) if dry_run else _say(text)
     if dry_run:
-        refused = None if facts_file else _refusal(settled.recipe)
-        if refused is None:
-            return 0
-        print(announce.refusal_text(refused), flush=True)
-        return refused.exit_code
+        refused, notes = (None, ()) if facts_file else _outlook(settled.recipe)
+        if below := announce.outlook_text(refused, notes):
+            print(below, flush=True)
+        return refused.exit_code if refused else 0
     _may_start(settled.recipe)
     folder = new_folder(prepared, out)
     _say(f"\nrun folder: {folder.path}\n")
@@ -262,20 +261,19 @@ def known_template(recipe: Recipe) -> None:
 
 
 def known_files(recipe: Recipe) -> None:
-    """DataError or ModelError for a file or folder that is named as one and is not there, before libraries are loaded."""
+    """DataError or ModelError for a file or folder that is not there, or holds no model, before libraries are loaded."""
     for source in (recipe.data, recipe.eval_data, recipe.bootstrap_data):
         if reach.names_a_file(source, SUFFIXES) and not reach.is_there(source):
             raise DataError(
                 f"data file `{source}` is not there", help="check the path; hub data sets are named owner/name"
             )
-    if reach.names_a_file(recipe.model, (".gguf",)) and not reach.is_there(recipe.model):
-        raise ModelError(
-            f"model `{recipe.model}` is not there", help="check the path; models of the hub are named owner/name"
-        )
+    if recipe.model not in reach.BUILT_IN:
+        reach.located(recipe.model)
 
 
 def _may_start(recipe: Recipe, *, trains: bool = True) -> None:
-    """What a start is refused for before anything is loaded: a missing package, or what is neither here nor to be had.
+    """What a start is refused for before anything is loaded or written: a missing package, a model or questions that are
+    neither here nor to be had, or that cannot be used.
 
     Where the hub is out of reach and everything is here, the run stays offline and says so.
     """
@@ -283,18 +281,27 @@ def _may_start(recipe: Recipe, *, trains: bool = True) -> None:
     if offline := within_reach(recipe, trains=trains):
         reach.stay_offline()
         _say(f"the hub is out of reach ({offline}): model and data are this machine's own copies")
+    _look_at_questions(recipe, trains=trains)
 
 
-def _refusal(recipe: Recipe) -> GrpoPortableError | None:
-    """What a start of a training would be refused for now, None for nothing."""
+def _outlook(recipe: Recipe) -> tuple[GrpoPortableError | None, tuple[str, ...]]:
+    """What a start of a training would be refused for now, None for nothing, and what it would note of the questions."""
     try:
         _need_training_stack(recipe.model)
         within_reach(recipe)
-        if all(reach.is_there(source) for source in _sources(recipe)):  # read in a moment; a hub's may be gigabytes
-            sets.gather(recipe, train=True)
+        return None, _look_at_questions(recipe)
     except GrpoPortableError as error:
-        return error
-    return None
+        return error, ()
+
+
+def _look_at_questions(recipe: Recipe, *, trains: bool = True) -> tuple[str, ...]:
+    """Notes on the questions that lie here (a hub's may be gigabytes). DataError for ones that cannot be used."""
+    parts = sets.parts(recipe, train=trains or recipe.few_shot > 0)
+    here = [part for part, source in parts.items() if source in reach.BUILT_IN or reach.is_there(source)]
+    if len(here) < len(parts):
+        return sets.notes(recipe, {part: sets.load(recipe, part) for part in here})
+    asked = sets.gather(recipe, train="train" in parts)
+    return (*sets.notes(recipe, asked.by_part()), *asked.told)
 
 
 def within_reach(recipe: Recipe, *, trains: bool = True) -> str | None:

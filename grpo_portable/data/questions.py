@@ -20,6 +20,7 @@ from grpo_portable.errors import DataError
 
 QUESTION_COLUMNS = ("question", "problem", "prompt", "input")
 ANSWER_COLUMNS = ("answer", "expected_answer", "solution", "gold", "target", "label")
+A_ROW = '{"question": "What is 2 + 3?", "answer": "5"}'
 WORKING_COLUMNS = ("solution", "generated_solution", "rationale", "reasoning")
 
 
@@ -127,7 +128,7 @@ class _Reader:
     def question(self, row: Any, number: int, split: str) -> Question | str:
         """The row as a Question, or the reason why it cannot be used."""
         if not isinstance(row, Mapping):
-            return "the line is not a JSON object" if row is None else f"the row is {type(row).__name__}, not an object"
+            return _no_object(row)
         if reason := left_out(row, self.known):
             return reason
         text, answer = _text(_pick(row, self.question_column)), _pick(row, self.answer_column)
@@ -145,6 +146,13 @@ class _Reader:
                 "" if self.symbolic else " as a number (the reward symbolic_correctness compares expressions)"
             )
         return Question(f"{split}-{number}", problem(text, self.known), gold, str(answer), working)
+
+
+def _no_object(row: Any) -> str:
+    """Why a row is none, or holds nothing."""
+    if row is None:
+        return "the line is not a JSON object"
+    return "it is empty" if isinstance(row, Mapping) else f"the row is {type(row).__name__}, not an object"
 
 
 def expression(answer: Any) -> str | None:
@@ -210,7 +218,10 @@ def _reader(rows: Rows, source: str, question: str, answer: str, style: str, sym
     for row in first:
         names.update(dict.fromkeys(str(k) for k in row) if isinstance(row, Mapping) else {})
     if not first:
-        raise DataError(f"`{source}` holds no rows")
+        raise DataError(f"`{source}` holds no rows", help=f"a row looks like this: {A_ROW}")
+    if not names:
+        because = f"row 1: {_no_object(first[0])}"
+        raise DataError(f"`{source}` holds no row that can be read", because=because, help=f"one a line: {A_ROW}")
     known = recognise(source, names)
     by_lower = {name.lower(): name for name in reversed(names)}
     found = []

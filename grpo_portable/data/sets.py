@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from grpo_portable.answers.symbolic import SymbolicChecker
 from grpo_portable.data import questions
@@ -23,6 +24,18 @@ class Gathered:
     bootstrap: questions.Loaded | None
     told: tuple[str, ...]
 
+    def by_part(self) -> dict[str, questions.Loaded]:
+        """The sets there are, by the names of `parts`."""
+        found = {"eval": self.held_out, "train": self.train, "bootstrap": self.bootstrap}
+        return {part: loaded for part, loaded in found.items() if loaded is not None}
+
+
+def parts(recipe: Recipe, *, train: bool) -> dict[str, str]:
+    """Part → source of what `gather` reads."""
+    taught = recipe.bootstrap_epochs > 0 and recipe.bootstrap_data
+    trained = {"train": recipe.data, **({"bootstrap": recipe.bootstrap_data} if taught else {})}
+    return {"eval": recipe.eval_data, **(trained if train else {})}
+
 
 def gather(recipe: Recipe, *, train: bool) -> Gathered:
     """The questions of a run. DataError when a set cannot be had, or a held-out question is trained on and that is refused."""
@@ -37,7 +50,35 @@ def gather(recipe: Recipe, *, train: bool) -> Gathered:
     taught = None
     if recipe.bootstrap_epochs > 0 and recipe.bootstrap_data:
         taught = _apart(load(recipe, "bootstrap"), held_out.questions, recipe, "bootstrap", told)
+    if (count := len(trained.questions)) < recipe.prompts_per_step:
+        told.append(
+            f"a step asks {recipe.prompts_per_step} questions and only {count} can be trained on: it asks some several times"
+        )
     return Gathered(trained, held_out, taught, tuple(told))
+
+
+def notes(recipe: Recipe, loaded: Mapping[str, questions.Loaded]) -> tuple[str, ...]:
+    """Of each part, the sentence on the rows that cannot be used."""
+    return tuple(filter(None, (unusable(recipe, part, its) for part, its in loaded.items())))
+
+
+def unusable(recipe: Recipe, part: str, loaded: questions.Loaded) -> str | None:
+    """The sentence that names the rows of a part that cannot be used, None where all can."""
+    if not loaded.skipped:
+        return None
+    source, split = {
+        "train": (recipe.data, recipe.data_split),
+        "eval": (recipe.eval_data, recipe.eval_split),
+        "bootstrap": (recipe.bootstrap_data, _usual_split(recipe.bootstrap_data)),
+    }[part]
+    first = "; ".join(f"row {row}: {reason}" for row, reason in loaded.skipped[:3])
+    rows = f"{len(loaded.skipped):,} of {loaded.total:,} rows of {shown(source)} ({split})"
+    return f"{rows} cannot be used and are left out: {first}"
+
+
+def shown(source: str) -> str:
+    """A source's name as files of a run may hold it: of a path only the last part."""
+    return Path(source).name if Path(source).expanduser().exists() else source
 
 
 def load(recipe: Recipe, part: str) -> questions.Loaded:

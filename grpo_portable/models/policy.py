@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from grpo_portable import reach
 from grpo_portable.combinations import head_refusal
 from grpo_portable.errors import ModelError, RecipeError
 from grpo_portable.models.pretokenizers import as_named
@@ -306,25 +307,7 @@ def _locate(source: str) -> tuple[str, str | None]:
         from grpo_portable.embedded import model_folder
 
         return str(model_folder()), None
-    path = Path(source).expanduser()
-    if path.is_file():
-        if path.suffix.lower() != ".gguf":
-            raise ModelError(f"`{source}` is a file, but not a GGUF file", help="give the model's folder")
-        return str(path.parent), path.name
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            ggufs = sorted(p.name for p in path.glob("*.gguf"))
-            raise ModelError(
-                f"folder `{source}` holds no model",
-                because="there is no config.json in it",
-                help=f"name the GGUF file: {path / ggufs[0]}" if ggufs else None,
-            )
-        return str(path), None
-    if source.startswith((".", "/", "~")) or path.suffix.lower() == ".gguf":
-        raise ModelError(
-            f"model `{source}` is not there", help="check the path; models of the hub are named owner/name"
-        )
-    return source, None
+    return reach.located(source)
 
 
 @contextlib.contextmanager

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from doctor.diagnosis import PATHS, Diagnosis, Wall
 from doctor.render import command_lines
-from grpo_portable.errors import GrpoPortableError, clause
+from grpo_portable.errors import WIDTH, GrpoPortableError, clause, wrapped
 from grpo_portable.plan.settle import Settled
 from grpo_portable.recipe import Recipe
 
-WIDTH = 80
 HELPS = 2  # of a wall, the most certain ones; `grpo-doctor` has them all
 
 
@@ -54,14 +54,17 @@ def plan_text(settled: Settled, diagnosis: Diagnosis, minutes: str | None, other
     return "\n".join(lines + (["", "what closed the faster paths", *closing] if closing else []))
 
 
-def refusal_text(refused: GrpoPortableError) -> str:
-    """Below a plan: what a start on this machine would be refused for, and what helps."""
-    lines = ["", "it would not start now", *_wrapped(f"  {refused}", "    ")]
-    return "\n".join(lines + (_wrapped(f"    help: {refused.help}", " " * 10) if refused.help else []))
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+def outlook_text(refused: GrpoPortableError | None, notes: Sequence[str]) -> str:
+    """Below a plan: what a start on this machine would note of its questions, or be refused for, and what helps."""
+    lines = (
+        ["", "what a start would note", *(line for note in notes for line in wrapped(f"  {note}", "    "))]
+        if notes
+        else []
+    )
+    if refused is not None:
+        lines += ["", "it would not start now", *wrapped(f"  {refused}", "    ")]
+        lines += wrapped(f"    help: {refused.help}", " " * 10) if refused.help else []
+    return "\n".join(lines)
 
 
 def _engine(recipe: Recipe) -> str:

@@ -12,10 +12,9 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-from grpo_portable.data import questions
+from grpo_portable.data import questions, sets
 from grpo_portable.engines import PathSettings
 from grpo_portable.models import policy
 from grpo_portable.models.prompts import Fitted, PromptBuilder
@@ -110,7 +109,7 @@ def data_used(run: RunFolder, recipe: Recipe, part: str, loaded: questions.Loade
     """How many rows of a source were used, and an event that names those that could not be."""
     source = recipe.data if part == "train" else recipe.eval_data
     split = recipe.data_split if part == "train" else recipe.eval_split
-    name = Path(source).name if Path(source).expanduser().exists() else source
+    name = sets.shown(source)
     known = run.read_json("run.json").get("data", {})
     fingerprint, before = _fingerprint(fitted), known.get(part, {}).get("sha256")
     if before not in (None, fingerprint):
@@ -128,11 +127,8 @@ def data_used(run: RunFolder, recipe: Recipe, part: str, loaded: questions.Loade
         "sha256": fingerprint,
     }
     note(run, data=known)
-    if loaded.skipped:
-        first = "; ".join(f"row {row}: {reason}" for row, reason in loaded.skipped[:3])
-        rows = f"{len(loaded.skipped):,} of {loaded.total:,} rows of {name} ({split})"
-        message = f"{rows} cannot be used and were left out: {first}"
-        tell_once(run, "data", message, rows=[row for row, _ in loaded.skipped[:100]])
+    if left_out := sets.unusable(recipe, part, loaded):
+        tell_once(run, "data", left_out, rows=[row for row, _ in loaded.skipped[:100]])
 
 
 def _fingerprint(fitted: Fitted) -> str:

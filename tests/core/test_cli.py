@@ -179,14 +179,22 @@ def test_a_dry_run_reads_questions_that_lie_here(tmp_path, row, words):
     assert done.returncode == 2 and plan.startswith("plan\n") and words in " ".join(refused.split())
 
 
-def test_data_that_cannot_be_used_is_told_by_the_worker_in_two_lines(tmp_path):
-    """Of all that test_data knows, one."""
-    rows(tmp_path / "q.jsonl", [{"question": "q", "answer": "no number"}] * 3)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"question": "q", "answer": "no number"}\n' * 3, "gold"),
+        ("", "holds no rows"),
+        ("no JSON\n", "row 1: the line is not a JSON object"),
+    ],
+)
+def test_data_that_cannot_be_used_is_told_before_a_folder_is_made(tmp_path, content, words):
+    """Of all that test_data knows, a few."""
+    (tmp_path / "q.jsonl").write_text(content)
     settings = ["--set", "eval_data=q.jsonl", "--out", "out"]
-    done = run("train", "arithmetic-embedded", "--auto", "--path", "cpu", "--data", "q.jsonl", *settings, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    errors = done.stderr[done.stderr.index("error:") :]
-    assert len(errors.splitlines()) <= 2 and "gold" in errors, errors
+    done = run("train", "arithmetic-embedded", "--auto", "--path", "cpu", *settings, cwd=tmp_path)
+    errors = unwrapped(done.stderr).splitlines()
+    assert done.returncode == 2 and len(errors) == 2 and words in errors[0] and errors[1].startswith("help: "), errors
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -234,6 +242,47 @@ def test_a_hub_out_of_reach_is_told_before_anything_is_loaded_or_written(tmp_pat
     )
     assert "help: without a network give a local one" in missing
     assert time.monotonic() - began < 60  # two looks at the machine; the client's own retries take half a minute more
+
+
+def test_a_dry_run_says_what_a_start_would_note(tmp_path):
+    rows(tmp_path / "q.jsonl", [{"question": "q", "answer": "4"}, {"question": "q2", "answer": "?"}])
+    asked = [
+        "train",
+        "arithmetic-embedded",
+        "--auto",
+        "--path",
+        "cpu",
+        "--data",
+        "q.jsonl",
+        "--set",
+        "prompts_per_step=8",
+    ]
+    done = run(
+        *asked,
+        "--set",
+        "group_size=4",
+        "--set",
+        "micro_batch=8",
+        "--set",
+        "eval_data=arithmetic",
+        "--dry-run",
+        cwd=tmp_path,
+    )
+    noted = unwrapped(done.stdout.partition("what a start would note\n")[2])
+    assert done.returncode == 0, done.stderr
+    assert "1 of 2 rows of q.jsonl (train) cannot be used and are left out: row 2: gold answer" in " ".join(
+        noted.split()
+    )
+    assert "a step asks 8 questions and only 1 can be trained on" in " ".join(noted.split())
+
+
+def test_a_folder_that_holds_no_model_is_refused_alike_in_a_dry_run_and_at_a_start(tmp_path):
+    (tmp_path / "model").mkdir()
+    asked = ["train", "arithmetic-embedded", "--auto", "--path", "cpu", "--model", "model", "--out", "out"]
+    started, planned = run(*asked, cwd=tmp_path), run(*asked, "--dry-run", cwd=tmp_path)
+    assert started.returncode == planned.returncode == 2 and started.stderr == planned.stderr
+    assert "folder `model` holds no model, because there is no config.json in it" in unwrapped(started.stderr)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_gguf_model_without_its_package_is_told_before_libraries_are_loaded(tmp_path, monkeypatch):

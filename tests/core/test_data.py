@@ -136,7 +136,10 @@ def test_a_limit_is_drawn_by_seed_and_kept_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("empty.jsonl", "", ["no rows"]),
+        ("empty.jsonl", "", ["no rows", "a row looks like this", '"question"']),
+        ("prose.jsonl", "Once upon a time\n", ["no row that can be read", "row 1: the line is not a JSON object"]),
+        ("lists.jsonl", "[1]\n", ["no row that can be read", "row 1: the row is list"]),
+        ("hollow.jsonl", "{}\n", ["no row that can be read", "row 1: it is empty"]),
         ("columns.jsonl", '{"text": "Q", "y": 1}\n', ["question column", "text, y", "question_column"]),
         ("noanswer.jsonl", '{"question": "Q", "y": 1}\n', ["answer column", "question, y", "answer_column"]),
         (

@@ -54,7 +54,7 @@ LAYERS = {
     ),
     "policy": Layer(
         "models models.policy models.prompts models.pretokenizers models.shard",
-        "errors answers recipe run embedded data",
+        "errors answers recipe run reach embedded data",
     ),
     "protocol": Layer("rollout rollout.protocol rollout.requests rollout.stops", "errors"),
     "portable": Layer(

@@ -221,9 +221,14 @@ def gguf_of(folder: Path, file: Path) -> Path:
         ("nowhere.gguf", {}, ["is not there"]),
         ("empty", {}, ["holds no model", "config.json"]),
         ("with_gguf", {"a.gguf": "x"}, ["holds no model", "a.gguf"]),
-        ("broken_config", {"config.json": "{"}, ["cannot be read"]),
-        ("unknown_kind", {"config.json": '{"model_type": "martian"}'}, ["cannot be read", "martian"]),
-        ("no_weights", {"config.json": '{"model_type": "llama"}'}, ["cannot be read"]),
+        ("broken_config", {"config.json": "{"}, ["holds no model", "cannot be read"]),
+        ("no_object", {"config.json": "[]"}, ["holds no model", "no object"]),
+        (
+            "unknown_kind",
+            {"config.json": '{"model_type": "martian"}', "a.safetensors": "x"},
+            ["cannot be read", "martian"],
+        ),
+        ("no_weights", {"config.json": '{"model_type": "llama"}'}, ["holds no model", "*.safetensors"]),
         ("a_file", None, ["not a GGUF file"]),
     ],
 )

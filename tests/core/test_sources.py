@@ -246,7 +246,10 @@ def test_held_out_questions_are_refused_or_dropped(tmp_path: Path) -> None:
     gathered = sets.gather(replace(asked, on_overlap="drop"), train=True)
     assert gathered.train is not None
     assert len(gathered.train.questions) == 2
-    assert gathered.told == ("1 training questions are also held out, and were left out",)
+    assert gathered.told == (
+        "1 training questions are also held out, and were left out",
+        "a step asks 8 questions and only 2 can be trained on: it asks some several times",
+    )
     with pytest.raises(DataError):
         sets.gather(replace(asked, eval_limit=0, on_overlap="drop"), train=True)
 
