@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from grpo_portable.errors import GrpoPortableError, PathClosed, RunFolderError, UsageError
+from grpo_portable.recipe import parsed
 
 app = typer.Typer(
     name="grpo-portable",
@@ -59,9 +60,9 @@ def train(
 ) -> None:
     """Train: diagnose, plan, evaluate the base, GRPO, evaluate the tuned, report."""
     from grpo_portable import launch
-    from grpo_portable.plan.gpus import parsed
+    from grpo_portable.plan import gpus as chosen_gpus
 
-    named = parsed(gpus)
+    named = chosen_gpus.parsed(gpus)
     if resume:
         chosen = {"a recipe": recipe, "--model": model, "--data": data, "--set": settings, "--path": path}
         _settled_already("run", {**chosen, "--facts": facts, "--dry-run": dry_run})
@@ -69,10 +70,7 @@ def train(
         return
     if retry_fast:
         raise UsageError("--retry-fast goes on with a run", help="add --resume, and --out RUN unless it is the newest")
-    overrides = list(settings or [])
-    overrides += [
-        f"{key}={value}" for key, value in (("model", model), ("data", data), ("path", path)) if value is not None
-    ]
+    overrides = [*list(settings or []), *_as_settings(model=model, data=data, path=path)]
     code = launch.train(
         recipe,
         auto=auto,
@@ -146,9 +144,17 @@ def evaluate(
         _settled_already("evaluation", {**chosen, "--path": path})
         launch.resume_evaluation(out, base_too=base_too)
         return
-    changes = [*list(settings or []), *([f"path={path}"] if path else [])]
+    changes = [*list(settings or []), *_as_settings(path=path)]
     task = eval_task(recipe, model=model, data=data, adapter=adapter, settings=changes, base_too=base_too)
     launch.evaluate(task, out=out)
+
+
+def _as_settings(**options: str | None) -> list[str]:
+    """Options that stand for a field of the recipe, as settings. RecipeError names the option of a value it cannot have."""
+    given = {key: value for key, value in options.items() if value is not None}
+    for key, value in given.items():
+        parsed([f"{key}={value}"], f"--{key}")
+    return [f"{key}={value}" for key, value in given.items()]
 
 
 def _settled_already(what: str, chosen: Mapping[str, Any]) -> None:

@@ -81,7 +81,12 @@ def _weights_folder(adapter: Path) -> Path:
                     help="if its run is here, `grpo-portable train --resume --out RUN` makes it again",
                 )
             return folder
-    raise ModelError(f"`{adapter}` holds no adapter", because=f"there is no {WEIGHTS} in it")
+    there = adapter.expanduser().exists()
+    raise ModelError(
+        f"`{adapter}` holds no adapter",
+        because=f"there is no {WEIGHTS} in it" if there else "there is no such folder",
+        help="name the folder of a finished run, or of an adapter, as `--adapter runs/NAME`",
+    )
 
 
 def _recipe_of(adapter: Path) -> Path | None:

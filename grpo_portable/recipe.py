@@ -250,8 +250,11 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
     return changed
 
 
-def parsed(settings: Iterable[str]) -> dict[str, Any]:
-    """The values of `key=value` settings by key, each of its field's type; whether they combine is not looked at."""
+def parsed(settings: Iterable[str], origin: str = "--set") -> dict[str, Any]:
+    """The values of `key=value` settings by key, each of its field's type; whether they combine is not looked at.
+
+    `origin`: the option they come from.
+    """
     values = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -259,15 +262,15 @@ def parsed(settings: Iterable[str]) -> dict[str, Any]:
         if not equals:
             raise RecipeError(f"`--set {setting}` has no `=`", help="write --set key=value")
         if key not in field_types():
-            raise _unknown_key(key, "--set")
+            raise _unknown_key(key, origin)
         is_text = field_types()[key] is str
         try:
             value = yaml.load(text, Loader=_Loader)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             if not is_text:
-                raise RecipeError(f"the value of `--set {setting[:200]}` is not YAML") from error
+                raise RecipeError(f"the value of `{origin} {setting[:200]}` is not YAML") from error
             value = text  # a template's braces and colons are text
-        values[key] = _typed(key, text if is_text and not isinstance(value, str) else value, "--set")
+        values[key] = _typed(key, text if is_text and not isinstance(value, str) else value, origin)
     return values
 
 
@@ -369,10 +372,10 @@ def _typed(key: str, value: Any, origin: str) -> Any:
 
 def _check_text(key: str, text: str, origin: str, choices: tuple[str, ...] | None) -> None:
     if choices and text not in choices:
-        near = difflib.get_close_matches(text.lower(), choices, n=1)
+        near = difflib.get_close_matches(text.lower(), choices, n=1, cutoff=0.7)  # a GPU is no slip for `cpu`
         raise RecipeError(
             f"{origin}: `{key}` cannot be {text!r}",
-            help=f"did you mean `{near[0]}`?" if near else f"one of: {', '.join(choices)}",
+            help=(f"did you mean `{near[0]}`? " if near else "") + f"one of: {', '.join(choices)}",
         )
     if not text.strip() and getattr(Recipe(), key) != "" and key != "stop":
         raise RecipeError(

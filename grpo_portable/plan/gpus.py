@@ -60,8 +60,14 @@ def _reason(text: str) -> Reason:
 def _possible(asked: Sequence[int], found: dict[int, Card], diagnosis: Diagnosis) -> None:
     unknown = [index for index in asked if index not in found]
     if unknown:
-        there = ", ".join(card.label for card in found.values()) or "none"
-        raise UsageError(f"there is no GPU {unknown[0]} to train on", because=f"this machine has: {there}")
+        there = ", ".join(card.label for card in found.values())
+        raise UsageError(
+            f"there is no GPU {unknown[0]} to train on",
+            because=f"this machine has: {there}" if there else "this machine has no GPU that can be used",
+            help=f"name some of them: --gpus {','.join(map(str, found))}, or leave --gpus out"
+            if there
+            else "leave --gpus out",
+        )
     if len(asked) == 1:
         return
     first, *others = (found[index] for index in asked)

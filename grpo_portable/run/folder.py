@@ -252,7 +252,11 @@ def shortened(place: str) -> str:
 def open_run(path: Path, rank: int = 0) -> RunFolder:
     """An existing run folder; RunFolderError if there is none."""
     if not (path / "recipe.yaml").is_file():
-        raise RunFolderError(f"`{path}` holds no run", because="there is no recipe.yaml in it")
+        raise RunFolderError(
+            f"`{path}` holds no run",
+            because="there is no recipe.yaml in it" if path.exists() else "there is no such folder",
+            help="name a run's own folder; runs lie in runs/ unless --out put them elsewhere",
+        )
     return RunFolder(path, rank)
 
 

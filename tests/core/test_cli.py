@@ -46,7 +46,10 @@ def rows(file, records):
         (["train", "--auto", "--set", "lerning_rate=1"], 2, ["lerning_rate", "`learning_rate`"]),
         (["train", "--auto", "--set", "steps=lots"], 2, ["`steps`", "whole number"]),
         (["train", "--auto", "--set", "rewards=correctness"], 2, ["must be a list of texts", "[correctness]"]),
-        (["train", "--auto", "--path", "fp9-vllm"], 2, ["`path`", "fp8-vllm"]),
+        (["train", "--auto", "--path", "fp9-vllm"], 2, ["--path: `path`", "fp8-vllm"]),
+        (["train", "--auto", "--path", "gpu"], 2, ["--path: `path` cannot be 'gpu'", "bf16-hf"]),
+        (["eval", "--adapter", "nope"], 2, ["no such folder", "help: ", "--adapter runs/NAME"]),
+        (["compare", "nope", "nope"], 2, ["`nope` holds no run", "no such folder", "help: "]),
         (
             ["train", "gsm8k-base", "--auto", "--model", "embedded", "--data", "none.jsonl"],
             2,

@@ -92,8 +92,9 @@ def test_why_these_gpus_is_told_once_also_where_the_path_was_asked_for(path: str
     ],
 )
 def test_gpus_that_cannot_be_had(found: list[dict[str, Any]], asked: tuple[int, ...], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=told) as refused:
         planned(facts(*found), asked=asked)
+    assert "leave --gpus out" in str(refused.value.help) or "cannot train together" in told
 
 
 def test_one_of_two_different_cards_can_be_named() -> None:
