@@ -310,6 +310,14 @@ def _not_installed(error: ModuleNotFoundError) -> PathClosed | None:
     )
 
 
+def _place_help(file: Path) -> str:
+    there = next((folder for folder in file.absolute().parents if folder.is_dir()), file.parent)
+    return (
+        f"make `{there}` a folder that can be written, or take another place: --out of an export, the file of "
+        "--chart, a copy of the run for its report"
+    )
+
+
 def _where_commands_lie(error: GrpoPortableError) -> list[str]:
     """How the commands that an error's help names come onto PATH, where this one was started by the path of its file."""
     folder = Path(sys.argv[0]).parent
@@ -326,7 +334,11 @@ def main(arguments: list[str] | None = None) -> Any:
         except OSError as error:
             if not error.filename:
                 raise
-            raise RunFolderError(f"`{error.filename}` cannot be used", because=error.strerror) from error
+            raise RunFolderError(
+                f"`{error.filename}` cannot be used",
+                because=error.strerror,
+                help=_place_help(Path(str(error.filename))),
+            ) from error
         except ModuleNotFoundError as error:
             if told := _not_installed(error):
                 raise told from error

@@ -15,6 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from grpo_portable.run.folder import replacing
 from grpo_portable.scores import windows
 from grpo_portable.scores.verdict import points, span
 
@@ -244,7 +245,8 @@ def _save(figure: Any, file: Path) -> Path:
     pixels = io.BytesIO()
     figure.savefig(pixels, format="png", dpi=DPI, facecolor="white", metadata={"Software": None})
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}.part")
-    Image.open(pixels).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(part, format="png", optimize=True)
-    part.replace(file)
+    with replacing(file) as part:
+        Image.open(pixels).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
+            part, format="png", optimize=True
+        )
     return file

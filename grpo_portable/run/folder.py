@@ -262,18 +262,28 @@ def open_run(path: Path, rank: int = 0) -> RunFolder:
 
 def write_atomically(file: Path, text: str, *, sync: bool = True) -> None:
     """Replace `file` in one step: a reader or a crash sees the old text or the new one, never a part."""
+    with replacing(file) as part, part.open("w", encoding="utf-8", errors="backslashreplace") as out:
+        out.write(text)
+        out.flush()
+        if sync:
+            os.fsync(out.fileno())
+
+
+@contextlib.contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """Inside, a hidden file to be written, which takes the place of `file` afterwards. An OSError names `file`: no user knows
+    the other.
+    """
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
-        with part.open("w", encoding="utf-8", errors="backslashreplace") as out:
-            out.write(text)
-            out.flush()
-            if sync:
-                os.fsync(out.fileno())
+        yield part
         part.replace(file)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)  # on a full disk it would keep the room that is missing
-        raise
+        if error.filename is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(file)) from error
 
 
 def _write_new(file: Path, text: str) -> None:

@@ -367,6 +367,15 @@ def test_a_file_that_cannot_be_written_is_no_traceback(tmp_path, capsys):
     chart = tmp_path / "file" / "chart.png"
     code, errors = told(capsys, "compare", tmp_path / "run", tmp_path / "run", "--chart", chart)
     assert code == 2 and errors.startswith("error: `") and "cannot be used, because" in errors
+    assert f"help: make `{tmp_path}` a folder" in errors
+    for name, command in (
+        ("scores.json", ["report", tmp_path / "run"]),
+        ("c.png", ["compare", *[tmp_path / "run"] * 2, "--chart"]),
+    ):
+        taken = tmp_path / "run" / name if name == "scores.json" else tmp_path / name
+        taken.mkdir()
+        code, errors = told(capsys, *command, *([taken] if name == "c.png" else []))
+        assert code == 2 and errors.startswith(f"error: `{taken}` cannot be used, because") and ".part" not in errors
 
 
 def test_a_help_says_where_its_commands_lie_when_they_are_not_on_the_path(tmp_path, monkeypatch, capsys):
