@@ -95,7 +95,7 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: 
     A run that had to go lower stays there, with the sizes it had; `retry_fast` begins on its first rung again. It also stays
     on its GPUs, unless others are named. Of a finished run it says so.
     """
-    folder = run_folder.open_run(out or _newest(trains=True))
+    folder = run_folder.open_run(out or _to_go_on_with(trains=True))
     if _was_finished(folder):
         if _trains(folder.path):
             steps = folder.recipe().steps
@@ -171,7 +171,8 @@ def evaluate(task: EvalTask, *, out: Path | None) -> None:
 
 def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
     """Go on with an evaluation; `base_too` asks the model without its adapter as well."""
-    folder = run_folder.open_run(out or _newest(trains=False))
+    # the base may also be asked for of an evaluation that is finished
+    folder = run_folder.open_run(out or (_newest(trains=False) if base_too else _to_go_on_with(trains=False)))
     if base_too:
         if not folder.read_json("task.json").get("adapter"):
             raise UsageError(f"`{folder.path}` evaluates no adapter", help="start one with --adapter and --base-too")
@@ -452,16 +453,55 @@ def _command() -> str:
     return shlex.join(["grpo-portable", *map(shown, sys.argv[1:])])
 
 
+def _to_go_on_with(*, trains: bool) -> Path:
+    """The newest run that is not finished: one that was at work before one that never got there. Says which, and the others.
+
+    Where all are finished, the newest.
+    """
+    runs = _runs(trains=trains)
+    open_ = [run for run in runs if _is_open(run)]
+    begun = [run for run in open_ if not _never_began(run)]
+    taken, *others = begun or open_ or runs
+    if not open_:
+        _say(f"every {'run' if trains else 'evaluation'} in {RUNS}/ is finished; the newest is {taken.path}")
+        return taken.path
+    _say_wrapped(f"going on with {taken.path}, the newest that is not finished")
+    if begun and others:
+        _say_wrapped("interrupted too: " + ", ".join(f"`--out {run.word}`" for run in others))
+    return taken.path
+
+
+def _is_open(run: run_folder.RunFolder) -> bool:
+    """Whether something is left to do, also of a run whose files cannot be read: who goes on with it is told what is wrong."""
+    try:
+        return bool(saved.missing(run))
+    except GrpoPortableError:
+        return True
+
+
+def _never_began(run: run_folder.RunFolder) -> bool:
+    """Whether the run's start was refused: it stopped for a user's mistake before it had made anything."""
+    try:
+        return run.read_json("failure.json").get("kind") == "user" and not any(supervisor.made(run))
+    except GrpoPortableError:
+        return False
+
+
 def _newest(*, trains: bool) -> Path:
     """The newest training run, or the newest evaluation: neither goes on with the other."""
+    return _runs(trains=trains)[0].path
+
+
+def _runs(*, trains: bool) -> list[run_folder.RunFolder]:
+    """The training runs, or the evaluations, newest first. RunFolderError where there is none."""
     files = [f for f in RUNS.glob("*/recipe.yaml") if _trains(f.parent) == trains]
-    runs = sorted(files, key=lambda f: f.stat().st_mtime)
-    if not runs:
+    if not files:
         kind = "run" if trains else "evaluation"
         raise RunFolderError(
             f"there is no {kind} to go on with", because="runs/ holds none", help="name its folder with --out"
         )
-    return runs[-1].parent
+    newest_first = sorted(files, key=lambda f: f.stat().st_mtime, reverse=True)
+    return [run_folder.open_run(f.parent) for f in newest_first]
 
 
 def _trains(folder: Path) -> bool:

@@ -63,7 +63,7 @@ def supervise(run: RunFolder, *, fallback: bool = True, limits: Limits | None = 
     The GPUs are those of plan.json, or what the ladder left of them.
     """
     with _stops_are_interrupts(run), alone(run):  # in this order: looking for other workers takes a moment
-        edited.take_over(run, made=any(_made(run)))
+        edited.take_over(run, made=any(made(run)))
         _climb_down(run, fallback, limits or Limits())
 
 
@@ -71,15 +71,16 @@ def _climb_down(run: RunFolder, fallback: bool, limits: Limits) -> None:
     answer, recipe = run.read_json("plan.json"), run.recipe()
     rung, first = _rung(recipe, answer, run.rung()), _rung(load(run.recipe_file), answer)
     step_size = recipe.prompts_per_step, recipe.group_size
-    idle, retries, made = 0, 0, _made(run)
+    idle, retries, before = 0, 0, made(run)
     with Progress(run, run.recipe().steps) as progress:
         while idle < MAX_STARTS:
             run.write_json("rung.json", asdict(rung))
             ending = _one_worker(run, rung, rung.processes, limits, progress)
             if ending.kind == "done":
                 return
-            before, made = made, _made(run)
-            moved = any(now > then for now, then in zip(made, before, strict=True))
+            now = made(run)
+            moved = any(more > then for more, then in zip(now, before, strict=True))
+            before = now
             idle, retries = (0, 0) if moved else (idle + 1, retries)
             # asked anew: how large the model is, is known once a worker has loaded it
             rungs = ladder.rungs_from_answer(answer, rung.path, run.read_json("run.json").get("total_parameters"))
@@ -124,7 +125,7 @@ def _gpus(answer: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple((answer.get("plan") or {}).get("gpus") or ())
 
 
-def _made(run: RunFolder) -> tuple[int, ...]:
+def made(run: RunFolder) -> tuple[int, ...]:
     """What the run has so far: steps, answers, steps of the bootstrap, whole stages."""
     answers = sum(1 for file in (run.path / "generations").glob("*.jsonl") for _ in read_lines(file))
     taught = max(
@@ -303,15 +304,34 @@ def alone(run: RunFolder) -> Iterator[None]:
 @contextlib.contextmanager
 def _locked(run: RunFolder) -> Iterator[None]:
     with (run.path / "lock").open("ab+", buffering=0) as lock:
-        working = [f"process {pid}" for pid in _workers(run)]  # whose supervisor was killed; they work on and save
-        if holder := _held_by(lock) or ", ".join(working):
+        working = _workers(run)
+        if holder := _held_by(lock):
             raise RunFolderError(
                 f"`{run.path}` is at work already ({holder})", help="wait for it or end it, then use --resume"
             )
+        if working:
+            raise _works_alone(run, _beating(run) or working)  # a launcher would not wait for its ranks to save
+        lock.seek(0)
+        if (killed := lock.read(200).decode("utf-8", "replace").strip()).startswith("process "):
+            run.event("resume", f"its command ({killed}) was killed: what its worker made and saved after that is kept")
         with contextlib.suppress(OSError):  # who it is helps a reader; the lock is held without it
             lock.truncate(0)
             lock.write(f"process {os.getpid()}\n".encode())
-        yield
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                lock.truncate(0)  # what a killed process leaves tells of it
+
+
+def _works_alone(run: RunFolder, workers: list[int]) -> RunFolderError:
+    """Of a run whose supervisor was killed, while its worker lives on."""
+    pids = " ".join(map(str, workers))
+    return RunFolderError(
+        f"`{run.path}` is at work already (process {pids.replace(' ', ', process ')})",
+        because="its command was killed, and its worker goes on by itself and saves",
+        help=f"wait for it, or end it with `kill {pids}` (it saves first), then go on with: {_resume(run)}",
+    )
 
 
 def _held_by(lock: BinaryIO) -> str:

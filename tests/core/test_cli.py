@@ -95,15 +95,51 @@ def test_a_module_of_ours_that_is_gone_is_no_missing_package(monkeypatch):
         cli.main(["bench", "rollout"])
 
 
-def test_training_never_goes_on_with_an_evaluation(tmp_path, monkeypatch):
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """Makes runs of a name, oldest first: interrupted ones, or what else the name says."""
     monkeypatch.chdir(tmp_path)
-    for age, (name, task) in enumerate({"older": None, "trained": None, "eval-1": {"only": "evaluate"}}.items()):
-        folder = run_folder.create(launch.RUNS / name, Recipe(), "")
-        os.utime(folder.recipe_file, (age, age))
-        if task:
-            folder.write_json("task.json", task)
-    assert launch._newest(trains=True).name == "trained"
-    assert launch._newest(trains=False).name == "eval-1"
+
+    def make(*names):
+        for age, name in enumerate(names):
+            folder = run_folder.create(launch.RUNS / name, Recipe(eval_samples=0), "")
+            if name.startswith("eval"):
+                folder.write_json("task.json", {"only": "evaluate"})
+            if name.startswith("refused"):
+                folder.write_json("failure.json", {"kind": "user"})
+            elif not name.startswith("cut"):
+                run_folders.write_answers(folder, "base", ["right"])
+            if name.endswith("done"):
+                folder.write_json("run.json", {"data": {"eval": {"used": 1}}})
+                run_folders.write_answers(folder, "tuned", ["right"])
+                folder.adapter.mkdir()
+                (folder.adapter / "adapter_config.json").write_text('{"r": 4}')
+                (folder.adapter / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+            os.utime(folder.recipe_file, (age, age))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("there", "trains", "taken", "words"),
+    [
+        (["older", "trained", "eval-1"], True, "trained", ["not finished", "interrupted too: `--out runs/older`"]),
+        (["older", "trained", "eval-1"], False, "eval-1", []),
+        (["older", "new-done"], True, "older", ["going on with runs/older"]),
+        (["older", "refused"], True, "older", ["going on with runs/older"]),
+        (["cut-early", "refused"], True, "cut-early", []),
+        (["old-done", "refused"], True, "refused", ["going on with runs/refused"]),
+        (["old-done", "new-done"], True, "new-done", ["every run in runs/ is finished; the newest is runs/new-done"]),
+        (["older", "eval-done"], False, "eval-done", ["every evaluation in runs/ is finished"]),
+    ],
+)
+def test_resume_takes_the_newest_run_of_its_kind_that_can_go_on(runs, capsys, there, trains, taken, words):
+    runs(*there)
+    assert launch._to_go_on_with(trains=trains).name == taken
+    told = unwrapped(capsys.readouterr().out)
+    assert all(word in told for word in words) and ("interrupted too" in told) == ("interrupted too" in str(words)), (
+        told
+    )
 
 
 def test_a_run_without_answers_has_no_scores(tmp_path):

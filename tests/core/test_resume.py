@@ -107,9 +107,21 @@ def test_a_run_that_is_at_work_is_left_as_it_is(run, finished, resume, at_work):
         held = supervisor.alone(at)
     with held:
         before = contents(at)
-        with pytest.raises(RunFolderError, match="is at work already"):
+        with pytest.raises(RunFolderError, match="is at work already") as refused:
             resume(at)
         assert contents(at) == before
+    if at_work == "its supervisor was killed":
+        assert "its command was killed" in refused.value.because
+        assert f"`kill {worker.pid}` (it saves first), then go on with: grpo-portable" in refused.value.help
+
+
+def test_a_run_whose_command_was_killed_says_so_once_it_goes_on(run):
+    (run.path / "lock").write_text("process 77\n")  # nobody holds it: what a kill leaves
+    launch.resume(run.path, fallback=True)
+    launch.resume(run.path, fallback=True)
+    told = [e["message"] for e in read_lines(run.events_file) if "killed" in e["message"]]
+    assert told == ["its command (process 77) was killed: what its worker made and saved after that is kept"]
+    assert told[0] in (run.path / "report.md").read_text()
 
 
 def test_a_run_that_never_went_down_is_told_nothing(run, capsys):

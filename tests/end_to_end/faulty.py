@@ -359,7 +359,7 @@ def until_free(made: RunFolder) -> None:
     """Wait until no process holds the run folder."""
     import fcntl
 
-    with (made.path / "lock").open("w") as lock:
+    with (made.path / "lock").open("a") as lock:
         end = time.monotonic() + 60
         while True:
             with contextlib.suppress(BlockingIOError):

@@ -256,8 +256,10 @@ def test_a_supervisor_that_is_killed_leaves_a_worker_that_finishes(
     check_same(made, undisturbed(Fault()), "bits")
     again = seen.steps_made_again
     assert again == 0
+    assert "was killed" in seen.events("resume")[0]["message"]
     what = "the worker works on by itself and finishes"
-    on_the_page(name, f"| {name} | {what} | `--resume` writes the report | {again} | nothing; the same bits |")
+    then = "until then `--resume` says so, and how to wait or to end it; then it writes the report"
+    on_the_page(name, f"| {name} | {what} | {then} | {again} | nothing; the same bits |")
 
 
 def test_the_end_of_a_job_is_a_step_that_is_saved(
