@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,20 +36,26 @@ from grpo_portable.run.folder import create
 
 SIDES = {"ours": "grpo-portable", "trl": "TRL's default without vLLM"}
 LIMIT_S = 1800.0
+Tell = Callable[[Mapping[str, Any]], None]
 
 
 def bench_step(
-    settled: Settled, steps: int, sides: Sequence[str] = tuple(SIDES), *, limit_s: float = LIMIT_S
+    settled: Settled,
+    steps: int,
+    sides: Sequence[str] = tuple(SIDES),
+    *,
+    limit_s: float = LIMIT_S,
+    tell: Tell = child.tell,
 ) -> dict[str, Any]:
     """{model, path, device, torch, step, ours: {...}, trl: {...}, times_faster}; each side: seconds of each step and their
     median, tokens a step, tokens a second, memory; or {error} with what was seen before it. The number of steps is replaced.
 
-    A side may take `limit_s` seconds. Its figures are written to stderr when it ends, a JSON object a line.
+    A side may take `limit_s` seconds. `tell` hears of it when it begins and, with its figures, when it ends.
     """
     recipe = replace(
         settled.recipe, steps=steps + 1, warmup_steps=0, bootstrap_epochs=0.0, save_every=10**6, report_to=()
     )
-    seen = {name: _side(name, recipe, settled.ledger, limit_s) for name in sides}
+    seen = {name: _side(name, recipe, settled.ledger, limit_s, tell) for name in sides}
     about = next(iter(seen.values()))
     return {
         "model": Path(recipe.model).name if Path(recipe.model).exists() else recipe.model,
@@ -74,10 +80,11 @@ def _times(seen: Mapping[str, Mapping[str, Any]]) -> float | None:
     return round(trl / ours, 2) if ours and trl else None
 
 
-def _side(name: str, recipe: Recipe, settled: memory.Settled | None, limit_s: float) -> dict[str, Any]:
+def _side(name: str, recipe: Recipe, settled: memory.Settled | None, limit_s: float, tell: Tell) -> dict[str, Any]:
     """One side's figures; {error} with what was seen before it when its process failed."""
     if name == "trl" and recipe.path in VLLM_PATHS:
         recipe = replace(recipe, path="fp16-hf" if recipe.path.startswith("fp16") else "bf16-hf")
+    tell({"side": name, "steps": recipe.steps, "limit_s": limit_s})
     before = bench_memory.used_gib()
     with tempfile.TemporaryDirectory() as folder:
         run = create(Path(folder) / "run", recipe)
@@ -94,7 +101,7 @@ def _side(name: str, recipe: Recipe, settled: memory.Settled | None, limit_s: fl
         **_figures(seen.get("seconds", [])[1:], seen.get("tokens", [])[1:]),
         "memory": bench_memory.against_ledger(ledger, seen.get("allocated_peak_gib", {}), device),
     }
-    child.tell({"side": name, **found})
+    tell({"side": name, **found})
     return found
 
 
@@ -120,6 +127,19 @@ def _figures(seconds: Sequence[float], tokens: Sequence[float]) -> dict[str, Any
         "tokens_a_step": round(statistics.mean(tokens)),
         "tokens_a_second": round(sum(tokens) / sum(seconds), 1),
     }
+
+
+def progress(figures: Mapping[str, Any]) -> None:
+    """A line on stderr for a reader: which side begins, how it ended."""
+    title = SIDES[figures["side"]]
+    if "limit_s" in figures:
+        steps, minutes = figures["steps"], figures["limit_s"] / 60
+        line = f"{title}: loading, then {steps} steps, the first to warm up (at most {minutes:g} min) ..."
+    elif "seconds_median" in figures:
+        line = f"{title}: {figures['seconds_median']:.2f} s a step"
+    else:
+        line = f"{title}: {figures.get('error', 'no step was made')}"
+    print(line, file=sys.stderr, flush=True)
 
 
 def table(report: dict[str, Any]) -> str:
@@ -179,10 +199,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--path", help="where the step runs, as `path` of a recipe; the best one by default")
     parser.add_argument("--sides", default="ours,trl", help="comma-separated: ours, trl")
     parser.add_argument("--facts", help="plan by a saved look at this machine (grpo-doctor --save-facts)")
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change one field of the recipe",
+    )
     parser.add_argument("--steps", type=int, default=4, help="measured steps, after one to warm up")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds a side may take")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--json", action="store_true", help="JSON instead of a table; each side's figures on stderr as it ends"
+    )
     given = parser.parse_args(arguments)
     settings = [*given.settings, *([f"path={given.path}"] if given.path else [])]
     sides = given.sides.split(",")
@@ -191,9 +220,15 @@ def main(arguments: Sequence[str]) -> int:
             raise UsageError(f"there is no side `{unknown[0]}`", help=f"some of: {', '.join(SIDES)}")
         with checkpoint(given.recipe, given.shape) as name:
             prepared = launch.prepare(name, auto=True, overrides=settings, facts_file=given.facts)
-            report = bench_step(prepared.settled, max(1, given.steps), sides, limit_s=given.limit)
+            report = bench_step(
+                prepared.settled,
+                max(1, given.steps),
+                sides,
+                limit_s=given.limit,
+                tell=child.tell if given.json else progress,
+            )
     except GrpoPortableError as error:
-        print("\n".join(error.lines()), file=sys.stderr)
+        print("\n".join(error.shown()), file=sys.stderr)
         return error.exit_code
     print(json.dumps(report, indent=1) if given.json else table(report))
     return 0

@@ -54,6 +54,19 @@ def test_a_side_that_fails_has_its_error_and_the_other_its_figures(tmp_path):
     assert killed == {"error": "exit code 9: the last word"}
 
 
+@pytest.mark.parametrize(
+    ("figures", "line"),
+    [
+        ({"steps": 5, "limit_s": 1800.0}, "loading, then 5 steps, the first to warm up (at most 30 min) ..."),
+        ({"seconds_median": 1.234, "error": "it ended early"}, "1.23 s a step"),
+        ({"error": "exit code 9"}, "exit code 9"),
+    ],
+)
+def test_a_reader_sees_a_line_when_a_side_begins_and_when_it_ends(capsys, figures, line):
+    room.progress({"side": "trl", **figures})
+    assert capsys.readouterr().err == f"TRL's default without vLLM: {line}\n"
+
+
 def test_ratios_of_the_ledger_to_what_was_measured():
     parts = {"weights": 7.5, "activations": 1.5, "context": 1.0}
     found = against_ledger(parts, {"load": 7.0, "rollout": 8.0, "update": 9.0}, 12.5)
