@@ -5,8 +5,9 @@ What importing it changes in the process, and what is made of it:
 - It rewrites TRL's trainers. Ours overrides parts of TRL's own, so these must stay: UNSLOTH_ALLOW_CPU leaves TRL alone, and
   means nothing else where there is an NVIDIA card (unsloth/models/rl.py, unsloth/device_type.py).
 - transformers' Trainer gets its loop, `training_step` and `get_batch_samples` from Unsloth: a tiny run gives the same bits.
-- While a model trains it drops the padding mask. Rows that are learnt from are padded on the right and have none (layout.py);
-  should a call bring a left-padded one, `_unsloth_keep_padding_mask` keeps its mask (unsloth/models/llama.py).
+- While a model trains it drops the padding mask. Rows that are learnt from are padded on the right and have none
+  (training/layout.py); should a call bring a left-padded one, `_unsloth_keep_padding_mask` keeps its mask
+  (unsloth/models/llama.py).
 - It checkpoints activations its own way, switched on with the adapter; TRL's is left off.
 - `load_lora` may fold an adapter into the weights. Adapters are handed over as files here, as to every vLLM, and never merged.
 - Standby leaves the weights where they are, since the policy learns on them, and gives back the KV cache.

@@ -18,7 +18,8 @@ from typing import Any
 def main(arguments: Sequence[str]) -> int:
     """Run the module that the words name, in as many processes as they say; returns when all have ended.
 
-    Several processes: 1 when any of them failed, after a line about the first to fail, which `ladder.classify` reads.
+    Several processes: 1 when any of them failed, after a line about the first to fail, which
+    `supervision.ladder.classify` reads.
     """
     words = settled(arguments)
     if words.num_processes == 1 and words.num_machines == 1:

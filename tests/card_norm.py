@@ -34,7 +34,7 @@ class CardNorm(torch.autograd.Function):
 
 
 def card_norm(norm: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """In place of `few_kernels.fused_norm`."""
+    """In place of `updates.few_kernels.fused_norm`."""
     weight, epsilon, plain = norm.weight, norm.variance_epsilon, norm.forward
 
     def forward(x: torch.Tensor) -> torch.Tensor:

@@ -39,8 +39,8 @@ def random_policy(config: Any, base: str, rank: int, seed: int, where: Any, dtyp
 
 
 def _quantise(model: Any, dtype: Any) -> None:
-    """Put each linear layer but the head into NF4 with quantised scales, in place: what `policy.load` asks bitsandbytes for,
-    without a checkpoint on disk."""
+    """Put each linear layer but the head into NF4 with quantised scales, in place: what `models.policy.load` asks
+    bitsandbytes for, without a checkpoint on disk."""
     import torch
 
     try:

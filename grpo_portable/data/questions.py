@@ -1,7 +1,8 @@
 """Questions with gold answers that can be read: any source → a tuple of `Question`, with what was left out and why.
 
-Rows come from `rows`, what is special about public sets from `sources`. Every gold answer goes through `answers.parse_gold`
-here, so that a reward or an evaluation never meets one it cannot read. Rows are counted from 1. Torch-free.
+Rows come from `rows`, what is special about public sets from `sources`. Every gold answer goes through
+`answers.extractor.parse_gold` here, so that a reward or an evaluation never meets one it cannot read. Rows are counted from 1.
+Torch-free.
 """
 
 from __future__ import annotations

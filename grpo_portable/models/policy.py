@@ -222,7 +222,7 @@ def weight_bytes(model: Any) -> tuple[int, int]:
 
 def save(model: Any, folder: Path, base: str) -> None:
     """Write what was trained into `folder` as safetensors: the adapter, or all weights when there is none. Atomic, with a
-    manifest (saved.py).
+    manifest (run/saved.py).
 
     `base` is the base's name for the adapter's config, where peft would put a path of this machine.
     """

@@ -94,7 +94,6 @@ class Decoder:
         self.alive.zero_()
         self.tick.zero_()
         self._made = 0
-        self._joining, self._due = None, []  # of a rollout that was broken off
         wanted = torch.tensor(sorted(stops) or [-1], device=self.device)
         if self.stops.shape != wanted.shape:
             self.stops = wanted

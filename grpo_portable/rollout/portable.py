@@ -17,7 +17,7 @@ from doctor.probes_host import available_gib
 from grpo_portable.errors import DataError, EngineError, EngineUnsupported
 from grpo_portable.rollout import delta, fp8, fused, kv
 from grpo_portable.rollout.decoder import LAUNCHES, STEPS, Decoder, Read, capacity_for
-from grpo_portable.rollout.family import read, unwrap
+from grpo_portable.rollout.family import read
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling, TokenIds, silent
 from grpo_portable.rollout.reference import ReferenceRollout
 from grpo_portable.rollout.requests import check, noises, seeded
@@ -65,12 +65,9 @@ class PortableRollout:
                 f"an engine with rows={rows} and copy={copy!r} makes no sense", help=f"rows from 1, copy of {COPIES}"
             )
         self.tokenizer, self.rows, self.copy, self.dtype, self.fuse = tokenizer, rows, copy, dtype, fuse
+        self.max_context = max_context
         self.tick = silent
         self._bind(policy)
-        self.context = min(self.family.shape.context, max_context or self.family.shape.context)
-        if self.keeper.kind == "fp8" and rows > self.run.free_rows:
-            self.rows = -(-rows // fp8.ROWS) * fp8.ROWS
-        self.buckets = self._buckets()
         self._decoder: Decoder | None = None
         self._kv_bytes = 0
         self.ahead = self.keeper.device.type == "cuda"  # whether the next steps are launched before the last are read
@@ -79,7 +76,7 @@ class PortableRollout:
 
     def sync(self, policy: Any) -> None:
         """Take over the policy's current weights; no keys or values outlive a rollout, so the next one uses only these."""
-        if unwrap(policy) is not unwrap(self.policy) or self._addresses() != self._bound:
+        if read(policy) != self.family or self._addresses() != self._bound:  # an adapter may have come, or gone
             self._bind(policy)
             self._decoder = None
         else:
@@ -114,7 +111,8 @@ class PortableRollout:
         if limits is not None:
             if len(limits) != len(room) or min(limits) < 1:
                 raise DataError(
-                    f"{len(limits)} limits, the least of {min(limits, default=0)}, for {len(room)} completions"
+                    f"{len(limits)} limits, the least of {min(limits, default=0)}, for {len(room)} completions",
+                    help="limit each completion to at least one token",
                 )
             room = [min(a, b) for a, b in zip(room, limits, strict=True)]
         run = _Run(prompts, n, room, sampling, self.tokenizer)
@@ -123,15 +121,21 @@ class PortableRollout:
         )
         self.row_steps = 0
         try:
-            with _quietly(self.keeper.device), self.keeper.in_use() as weights:
-                decoder.begin(run.stops, run.drawing)
-                schedule = plan([len(p) for p in prompts], n, self.rows)
-                while not schedule.done:
-                    self._turn(decoder, weights, schedule, run)
-                    self.tick()
+            self._serve(decoder, plan([len(p) for p in prompts], n, self.rows), run)
+            return run.completions()
+        except BaseException:
+            # a diverged policy's keys are not numbers, and no mask hides those from the next rollout
+            self._decoder = None
+            raise
         finally:
             self._flying.clear()
-        return run.completions()
+
+    def _serve(self, decoder: Decoder, schedule: Schedule, run: _Run) -> None:
+        with _quietly(self.keeper.device), self.keeper.in_use() as weights:
+            decoder.begin(run.stops, run.drawing)
+            while not schedule.done:
+                self._turn(decoder, weights, schedule, run)
+                self.tick()
 
     def _turn(self, decoder: Decoder, weights: Any, schedule: Schedule, run: _Run) -> None:
         """Admit, launch a few steps, take the finished out, close the gaps.
@@ -210,6 +214,10 @@ class PortableRollout:
             layer = self.keeper.weights.layers[0]
             self.run = fused.choose(self.family.shape, layer, self.keeper.device, self.keeper.dtype, self.fuse)
         self._bound = self._addresses()
+        self.context = min(self.family.shape.context, self.max_context or self.family.shape.context)
+        if self.keeper.kind == "fp8" and self.rows > self.run.free_rows:
+            self.rows = -(-self.rows // fp8.ROWS) * fp8.ROWS
+        self.buckets = self._buckets()
 
     def _kind(self, dtype: torch.dtype, modules: list) -> str:
         device = delta.base_of(modules[0]).weight.device

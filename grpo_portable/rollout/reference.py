@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,15 +43,21 @@ class ReferenceRollout:
             raise EngineError("this engine was closed")
         model = getattr(self.policy, "module", self.policy)
         vocab = model.get_input_embeddings().weight.shape[0]
-        check(prompts, n, sampling, getattr(model.config, "max_position_embeddings", 1 << 30), vocab)
+        context = getattr(model.config, "max_position_embeddings", 1 << 30)
+        check(prompts, n, sampling, context, vocab)
         drawn = n if sampling.temperature > 0 else 1
         asked = [prompt for prompt in prompts for _ in range(drawn)]
         noise = self._noise(sampling, len(prompts), drawn)
         made: dict[int, Completion] = {}
+        lengths = [len(p) for p in asked]
+        # where the context ends some sooner, a batch's rows must end together: the model may have no position beyond it
+        alike = sampling.repetition_penalty != 1 or max(lengths, default=0) + sampling.max_tokens > context
         with _at_rest(model):
-            for batch in _batches([len(p) for p in asked], self.rows, alike=sampling.repetition_penalty != 1):
+            for batch in _batches(lengths, self.rows, alike=alike):
                 of_batch = [noise[i] for i in batch] if noise else None
-                made |= zip(batch, self._run(model, [asked[i] for i in batch], of_batch, sampling), strict=True)
+                room = min(sampling.max_tokens, context - max(lengths[i] for i in batch))
+                within = replace(sampling, max_tokens=room)
+                made |= zip(batch, self._run(model, [asked[i] for i in batch], of_batch, within), strict=True)
         return [[made[i + k] for k in range(drawn)] * (n // drawn) for i in range(0, len(asked), drawn)]
 
     def _noise(self, sampling: Sampling, prompts: int, drawn: int) -> list[tuple[int, int]] | None:

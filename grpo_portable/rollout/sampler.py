@@ -123,8 +123,7 @@ def block_size(vocab: int) -> int:
 
 def uniform(noises: Sequence[tuple[int, int]], length: int) -> np.ndarray:
     """Noise [len(noises), length] in [0, 1), float64: row r is that of (seed, number) r, whatever else is asked for."""
-    rows = [
-        np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), number])).random(length)
-        for seed, number in noises
-    ]
+    # typed, since a list with a number from 2^63 on is taken for floats, which near seeds share
+    keys = [np.array([seed & (2**64 - 1), number], dtype=np.uint64) for seed, number in noises]
+    rows = [np.random.Generator(np.random.Philox(key=key)).random(length) for key in keys]
     return np.stack(rows) if rows else np.zeros((0, length))

@@ -43,7 +43,7 @@ LEAVE_LIMIT_S = 10.0
 
 
 def make(policy: Any, tokenizer: Any, recipe: Recipe, *, dtype: str, tick: Any = silent) -> ServerRollout:
-    """The engine at `recipe.vllm_server`. ServerError when that server is not set up for this run; nothing was made then.
+    """The engine at the recipe's `vllm_server`. ServerError when that server is not set up for this run; nothing was made then.
 
     EngineUnsupported for a policy whose changes no server can be handed: all weights, DoRA.
     """

@@ -14,7 +14,7 @@ _LENGTH_BYTES = 8  # of a safetensors file, before its header: how long that is
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether what `policy.save` wrote into `folder` can be read: its configuration, and weights as they were saved."""
+    """Whether what `models.policy.save` wrote into `folder` can be read: its configuration, and weights as they were saved."""
     configurations = [file for file in folder.glob("*.json") if file.name != manifest.NAME]
     try:
         read = [json.loads(file.read_text(encoding="utf-8")) for file in configurations]
@@ -26,8 +26,8 @@ def is_whole(folder: Path) -> bool:
 def torn(folder: Path) -> Path | None:
     """The first file in `folder`, of weights or an adapter's configuration, that is gone, cut or not as it was saved, or None.
 
-    By the manifest `policy.save` leaves; where nothing is written down, weights have at least the length their headers say,
-    and a configuration can be read.
+    By the manifest `models.policy.save` leaves; where nothing is written down, weights have at least the length their headers
+    say, and a configuration can be read.
     """
     known = manifest.known(folder)
     files = {*folder.glob("*.safetensors"), *folder.glob(manifest.CONFIGURATION)}

@@ -23,7 +23,7 @@ class QuickUpdates:
     _trained: dict[str, torch.nn.Parameter] | None = None
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
-        """`policy.trainable` of the model; while it trains without looking for them again."""
+        """`models.policy.trainable` of the model; while it trains without looking for them again."""
         return policy.trainable(self.model) if self._trained is None else self._trained
 
     def train(self, *args: Any, **named: Any) -> Any:

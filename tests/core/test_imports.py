@@ -122,6 +122,12 @@ EXCEPTIONS = {  # (module, what it may import beside its layer)
     ("combinations", "doctor.walls_model"),  # which models overflow in float16 is one list, known by name alone
     ("rollout.portable", "doctor.probes_host"),  # what is free on a CPU is asked at the moment weights are copied
 }
+SPANNING = {  # packages whose modules lie in several layers, lowest first; every other package lies in one
+    "scores": "words statistics report",
+    "supervision": "phase ladder engines supervisor",
+    "rollout": "protocol portable paths vllm server",
+    "updates": "updates training",
+}
 LAYER_OF = {module: name for name, layer in LAYERS.items() for module in layer.modules.split()}
 
 
@@ -176,6 +182,13 @@ def test_every_module_has_one_layer_and_every_layer_looks_down():
     for place, (name, layer) in enumerate(LAYERS.items()):
         assert set(layer.below.split()) <= set(list(LAYERS)[:place]), name
         assert set(layer.asks.split()) <= names_in(DOCTOR), name
+
+
+def test_a_package_lies_in_one_layer_but_for_those_named():
+    layers: dict[str, dict[str, None]] = {}
+    for module, layer in LAYER_OF.items():
+        layers.setdefault(module.split(".")[0], {})[layer] = None
+    assert {package: " ".join(found) for package, found in layers.items() if len(found) > 1} == SPANNING
 
 
 @pytest.mark.parametrize("module", sorted(LAYER_OF))

@@ -237,6 +237,16 @@ def test_what_the_context_leaves_is_the_limit() -> None:
     assert (len(one.token_ids), len(two.token_ids)) == (5, 16)
 
 
+def test_the_reference_engine_ends_with_the_context_too() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    small = {"n_positions": 20, "n_embd": 32, "n_head": 2, "n_layer": 1, "bos_token_id": None, "eos_token_id": None}
+    engine = make(GPT2LMHeadModel(GPT2Config(vocab_size=rollouts.VOCAB, **small)).eval(), None, rows=4)
+    assert engine.name == "reference"  # its positions are a table, which has no row for the 21st
+    made = engine.generate(rollouts.prompts(15, 4, 19), 1, GREEDY)
+    assert [len(c.token_ids) for c in rollouts.flat(made)] == [5, 16, 1]
+
+
 @pytest.mark.parametrize(
     ("prompts", "says"),
     [
@@ -290,6 +300,30 @@ def test_a_rollout_that_broke_off_leaves_nothing() -> None:
     assert engine.generate(prompts, 3, GREEDY) == wanted
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_what_a_diverged_policy_left_does_not_reach_the_next_rollout(family: str, broken_off: bool) -> None:
+    policy, prompts = rollouts.model(family), rollouts.prompts(5, 40)
+    engine = PortableRollout(policy, None, rows=4)
+    before = engine.generate(prompts, 2, GREEDY)
+    weight = policy.model.layers[0].self_attn.v_proj.weight.data
+    kept = weight.clone()
+    weight.fill_(torch.nan)
+    engine.sync(policy)
+
+    def tick() -> None:
+        if broken_off:
+            raise TimeoutError
+
+    engine.tick = tick
+    with pytest.raises(TimeoutError if broken_off else EngineError):
+        engine.generate(rollouts.prompts(60, 61), 2, GREEDY)
+    weight.copy_(kept)
+    engine.sync(policy)
+    engine.tick = lambda: None
+    assert engine.generate(prompts, 2, GREEDY) == before
+
+
 def test_a_closed_engine_says_so() -> None:
     engine = PortableRollout(rollouts.model("llama"), None, rows=1)
     engine.close()
@@ -331,6 +365,29 @@ def test_a_wrapper_of_the_same_policy_is_the_same_policy() -> None:
     engine.sync(other)
     made = engine.generate(rollouts.prompts(6), 1, GREEDY)
     same(other, made, ReferenceRollout(other, None, rows=1).generate(rollouts.prompts(6), 1, GREEDY))
+
+
+@pytest.mark.parametrize("copy", ["none", "bf16"])
+def test_an_adapter_that_comes_or_goes_on_the_same_model_is_seen_at_sync(copy: str) -> None:
+    model, prompts = rollouts.model(), rollouts.prompts(6, 9)
+    engine = PortableRollout(model, None, rows=2, copy=copy)
+    bare = engine.generate(prompts, 1, GREEDY)
+    policy = rollouts.with_lora(model)  # its layers take the place of the model's own
+    rollouts.disturb(policy, 0.2)
+    engine.sync(policy)
+    made = engine.generate(prompts, 1, GREEDY)
+    same(policy, made, ReferenceRollout(policy, None, rows=2).generate(prompts, 1, GREEDY))
+    assert made != bare
+    engine.sync(policy.unload())
+    same(model, engine.generate(prompts, 1, GREEDY), bare)
+
+
+def test_another_policy_brings_its_own_context() -> None:
+    engine, prompts = PortableRollout(rollouts.model("llama"), None, rows=2), rollouts.prompts(28)
+    engine.sync(rollouts.model("llama", max_position_embeddings=32))
+    assert len(engine.generate(prompts, 1, GREEDY)[0][0].token_ids) == 4
+    engine.sync(rollouts.model("llama"))
+    assert len(engine.generate(prompts, 1, GREEDY)[0][0].token_ids) == GREEDY.max_tokens
 
 
 def test_what_an_engine_holds_is_its_copy_and_its_largest_cache() -> None:

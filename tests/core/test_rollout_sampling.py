@@ -109,7 +109,9 @@ def test_noise_is_a_rows_own() -> None:
     whole = uniform([(3, number) for number in range(10)], 50)
     assert np.array_equal(uniform([(3, 7), (3, 2)], 50), whole[[7, 2]])
     assert np.array_equal(uniform([(3, 7)], 20)[0], whole[7, :20])
-    assert not np.array_equal(uniform([(4, 7)], 50)[0], whole[7])
+    seeds = (4, -1, -2, 2**63, 2**63 + 1, 2**64 - 3)
+    assert len({row.tobytes() for row in (*whole, *uniform([(seed, 7) for seed in seeds], 50))}) == 10 + len(seeds)
+    assert np.array_equal(uniform([(-3, 7)], 50), uniform([(2**64 - 3, 7)], 50))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)

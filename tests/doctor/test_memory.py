@@ -113,7 +113,7 @@ def test_keys_are_repeated_on_cards_before_ampere_on_4_bit_bases_too() -> None:
 
 @pytest.mark.parametrize("model", ["google/gemma-2b", "google/gemma-2-2b", "google/gemma-3-4b-it"])
 def test_gemmas_norms_are_never_counted_as_fused(model: str) -> None:
-    """They multiply by 1 + weight, which torch's kernel does not: few_kernels.py leaves them alone."""
+    """They multiply by 1 + weight, which torch's kernel does not: updates/few_kernels.py leaves them alone."""
     fused = Setting("bf16", fused_norms=True)
     assert saved_bytes_per_token(known(model), fused) == saved_bytes_per_token(known(model), Setting("bf16"))
 

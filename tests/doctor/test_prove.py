@@ -36,7 +36,7 @@ def fake_run(monkeypatch: pytest.MonkeyPatch, fails: dict[str, str]) -> list[tup
 
 
 def judge(facts: Facts) -> Diagnosis:
-    """The rules as the table in prove.py states them, in short."""
+    """The rules as the table in doctor/prove.py states them, in short."""
     against = {"fp8_matmul": ("fp8-vllm", "fp8-hf"), "vllm_start": VLLM_PATHS, "vllm_fp8_start": ("fp8-vllm",),
                "bnb_4bit": ("qlora-hf",), "lora_step": GPU_PATHS[:-1], "qlora_step": ("qlora-hf",)}  # fmt: skip
     walls = tuple(Wall(name, closes, name) for name, closes in against.items() if facts.probe(name).ok is False)

@@ -1,4 +1,5 @@
-"""Not a test: microseconds of a product of few rows on this card, by the library, by `skinny.tiling`, and by other cuts of it.
+"""Not a test: microseconds of a product of few rows on this card, by the library, by `rollout.skinny.tiling`, and by other
+cuts of it.
 
 `python tests/gpu/product_times.py [SHAPE [ROWS ...]]`, such as `qwen3-4b 16 64`
 

@@ -49,7 +49,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def url(source: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server on the model, started as `server_request.command` says and small enough to share the card."""
+    """The address of a server on the model, as `rollout.server_request.command` starts it, small enough to share the card."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
