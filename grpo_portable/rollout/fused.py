@@ -433,7 +433,7 @@ def _difference(
     booked: list[booking.State] = []
     allowed = 0.02 if layer.qkv[0].scale is None else 0.1  # an FP8 state that rounds the other way is 6 % off
     for run in (plain, fused):
-        cache = Cache(shape, rows, capacity, device, dtype)
+        cache = Cache(replace(shape, layers=1), rows, capacity, device, dtype)
         for tensor, content in ((cache.keys[0], old[0]), (cache.values[0], old[1])):
             tensor.copy_(content)
         ready = run.ready(tables, cache, Rows(lengths, alone, torch.zeros_like(alone), capacity))
