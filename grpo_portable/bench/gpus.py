@@ -193,6 +193,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from grpo_portable.bench.step import ask_for_plan
+
     parser = argparse.ArgumentParser(prog="grpo-portable bench", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=["rollout", "step"])
     parser.add_argument("recipe", nargs="?", help="of a step: a recipe's name or file; or give --shape")
@@ -201,15 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", help=f"random weights of this shape: {', '.join(SHAPES)}")
     parser.add_argument("--engines", default="portable", help="of a rollout: portable, portable-fp8 or vllm")
     parser.add_argument("--path", help="of a step: as `path` of a recipe; the best one by default")
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change one field of the recipe",
-    )
-    parser.add_argument("--facts", help="plan by a saved look at this machine (grpo-doctor --save-facts)")
+    ask_for_plan(parser)
     parser.add_argument("--steps", type=int, default=2, help="measured steps, after one to warm up")
     parser.add_argument("--repeats", type=int, default=3, help="measured rollouts, after one to warm up")
     for name, default in (

@@ -191,13 +191,8 @@ def checkpoint(recipe: str | None, shape: str | None) -> Iterator[str]:
         yield str(random_checkpoint(shape, model))
 
 
-def main(arguments: Sequence[str]) -> int:
-    """The command `bench step`; the exit code."""
-    parser = argparse.ArgumentParser(prog="grpo-portable bench step", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("recipe", nargs="?", help="a recipe's name or file; or give --shape")
-    parser.add_argument("--shape", help=f"random weights of this shape: {', '.join(SHAPES)}")
-    parser.add_argument("--path", help="where the step runs, as `path` of a recipe; the best one by default")
-    parser.add_argument("--sides", default="ours,trl", help="comma-separated: ours, trl")
+def ask_for_plan(parser: argparse.ArgumentParser) -> None:
+    """Add the options that change what is planned for a step."""
     parser.add_argument("--facts", help="plan by a saved look at this machine (grpo-doctor --save-facts)")
     parser.add_argument(
         "--set",
@@ -207,6 +202,16 @@ def main(arguments: Sequence[str]) -> int:
         metavar="KEY=VALUE",
         help="change one field of the recipe",
     )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command `bench step`; the exit code."""
+    parser = argparse.ArgumentParser(prog="grpo-portable bench step", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("recipe", nargs="?", help="a recipe's name or file; or give --shape")
+    parser.add_argument("--shape", help=f"random weights of this shape: {', '.join(SHAPES)}")
+    parser.add_argument("--path", help="where the step runs, as `path` of a recipe; the best one by default")
+    parser.add_argument("--sides", default="ours,trl", help="comma-separated: ours, trl")
+    ask_for_plan(parser)
     parser.add_argument("--steps", type=int, default=4, help="measured steps, after one to warm up")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds a side may take")
     parser.add_argument(

@@ -1,7 +1,7 @@
 """The decode step's small kernels and its attention, in Triton. The only file that imports triton, and none needs it.
 
 Each kernel has a twin in plain torch (`forward.py`, `attention.py`, `sampler.py`, `booking.py`) that runs where Triton does
-not, and is held to it when an engine starts (`fused.py`). One kernel does what takes torch between three and fifteen, so that a
+not, and is held to it when an engine starts (`trial.py`). One kernel does what takes torch between three and fifteen, so that a
 step is a few hundred launches and its time is that of the weights' and the cache's bytes.
 
 With `AHEAD` a kernel is launched while the one before it still runs (programmatic dependent launch, from compute capability

@@ -15,7 +15,7 @@ import torch
 
 from doctor.probes_host import available_gib
 from grpo_portable.errors import DataError, EngineError, EngineUnsupported
-from grpo_portable.rollout import delta, fp8, fused, kv
+from grpo_portable.rollout import delta, fp8, kv, trial
 from grpo_portable.rollout.decoder import LAUNCHES, STEPS, Decoder, Read, capacity_for
 from grpo_portable.rollout.family import read
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling, TokenIds, silent
@@ -212,7 +212,7 @@ class PortableRollout:
         self.keeper = Keeper(self.family, kind, dtype if kind != "live" else delta.compute_dtype(modules))
         with _quietly(self.keeper.device):
             layer = self.keeper.weights.layers[0]
-            self.run = fused.choose(self.family.shape, layer, self.keeper.device, self.keeper.dtype, self.fuse)
+            self.run = trial.choose(self.family.shape, layer, self.keeper.device, self.keeper.dtype, self.fuse)
         self._bound = self._addresses()
         self.context = min(self.family.shape.context, self.max_context or self.family.shape.context)
         if self.keeper.kind == "fp8" and self.rows > self.run.free_rows:

@@ -59,8 +59,8 @@ LAYERS = {
     "protocol": Layer("rollout rollout.protocol rollout.requests rollout.stops", "errors"),
     "portable": Layer(
         "rollout.portable rollout.reference rollout.decoder rollout.schedule rollout.family rollout.forward "
-        "rollout.attention rollout.kv rollout.graphs rollout.sampler rollout.fused rollout.kernels rollout.skinny "
-        "rollout.weights rollout.delta rollout.fp8 rollout.packed rollout.upload rollout.booking",
+        "rollout.attention rollout.kv rollout.graphs rollout.sampler rollout.fused rollout.trial rollout.kernels "
+        "rollout.skinny rollout.weights rollout.delta rollout.fp8 rollout.packed rollout.upload rollout.booking",
         "errors protocol",
     ),
     "paths": Layer("rollout.available rollout.vllm_settings", "errors recipe", "diagnosis memory shapes"),

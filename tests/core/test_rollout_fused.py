@@ -15,7 +15,7 @@ import pytest
 import rollouts
 import torch
 
-from grpo_portable.rollout import fused
+from grpo_portable.rollout import trial
 from grpo_portable.rollout.family import read
 from grpo_portable.rollout.forward import Plain
 from grpo_portable.rollout.weights import Keeper
@@ -24,7 +24,7 @@ TESTS = Path(__file__).parents[1]
 INTERPRETED = """
 import sys, torch
 import rollouts
-from grpo_portable.rollout import fused, kernels, skinny
+from grpo_portable.rollout import fused, kernels, skinny, trial
 from grpo_portable.rollout.booking import State, book
 from grpo_portable.rollout.family import read
 from grpo_portable.rollout.forward import Plain
@@ -49,9 +49,9 @@ for family in rollouts.FAMILIES:
         run = fused.Fused(known.shape, cpu, "", most)
         run.processors, run.kernels = processors, Watched()
         for rows in skinny.TILES if most == 64 and family == "llama" else (16,):
-            found = fused._difference(run, Plain(known.shape), layer, cpu, torch.float16, rows)
+            found = trial.difference(run, Plain(known.shape), layer, cpu, torch.float16, rows)
             assert found is None, (family, most, rows, found)
-    assert fused._captured_alike(fused.Fused(known.shape, cpu, "", 64), layer, cpu, torch.float16)
+    assert trial.captured_alike(fused.Fused(known.shape, cpu, "", 64), layer, cpu, torch.float16)
 every = {name for name in vars(kernels) if name.endswith("_kernel")}
 assert every - launched == {"narrow_kernel"}, every - launched  # that one is for FP8, which the interpreter has not
 
@@ -112,9 +112,9 @@ def test_interpreted_kernels_give_what_plain_torch_gives() -> None:
 def test_without_a_card_plain_torch_runs_and_says_why() -> None:
     known, cpu = read(rollouts.model("qwen3")), torch.device("cpu")
     layer = Keeper(known, "copy", torch.float32).weights.layers[0]
-    chosen = fused.choose(known.shape, layer, cpu, torch.float32)
+    chosen = trial.choose(known.shape, layer, cpu, torch.float32)
     assert type(chosen) is Plain and "CUDA" in chosen.reason
-    assert type(fused.choose(known.shape, layer, cpu, torch.float32, wanted=False)) is Plain
+    assert type(trial.choose(known.shape, layer, cpu, torch.float32, wanted=False)) is Plain
 
 
 def test_a_kernel_that_differs_is_found_out() -> None:
@@ -125,5 +125,5 @@ def test_a_kernel_that_differs_is_found_out() -> None:
         def attend(self, q, index, ready):
             return super().attend(q, index, ready) * 1.05
 
-    assert fused._difference(Plain(known.shape), Plain(known.shape), layer, cpu, torch.float32) is None
-    assert "attention" in (fused._difference(Shifted(known.shape), Plain(known.shape), layer, cpu, torch.float32) or "")
+    assert trial.difference(Plain(known.shape), Plain(known.shape), layer, cpu, torch.float32) is None
+    assert "attention" in (trial.difference(Shifted(known.shape), Plain(known.shape), layer, cpu, torch.float32) or "")
