@@ -297,11 +297,11 @@ def _outlook(recipe: Recipe) -> tuple[GrpoPortableError | None, tuple[str, ...]]
 
 def _look_at_questions(recipe: Recipe, *, trains: bool = True) -> tuple[str, ...]:
     """Notes on the questions that lie here (a hub's may be gigabytes). DataError for ones that cannot be used."""
-    parts = sets.parts(recipe, train=trains or recipe.few_shot > 0)
+    parts = sets.parts(recipe, trains=trains)
     here = [part for part, source in parts.items() if source in reach.BUILT_IN or reach.is_there(source)]
     if len(here) < len(parts):
         return sets.notes(recipe, {part: sets.load(recipe, part) for part in here})
-    asked = sets.gather(recipe, train="train" in parts)
+    asked = sets.gather(recipe, trains=trains)
     return (*sets.notes(recipe, asked.by_part()), *asked.told)
 
 
@@ -326,9 +326,7 @@ def _out_of_reach() -> Callable[[Recipe], str | None]:
 
 def _sources(recipe: Recipe, *, trains: bool = True) -> tuple[str, ...]:
     """Where the questions of a run come from, each once."""
-    wanted = [recipe.eval_data, recipe.bootstrap_data if recipe.bootstrap_epochs else ""]
-    wanted += [recipe.data] if trains or recipe.few_shot else []
-    return tuple(dict.fromkeys(s for s in wanted if s not in ("", "auto")))
+    return tuple(dict.fromkeys(s for s in sets.parts(recipe, trains=trains).values() if s not in ("", "auto")))
 
 
 def _probe() -> Facts:

@@ -131,7 +131,7 @@ def prepare(run: RunFolder, task: dict[str, Any], stop: StopSignal) -> Session:
 
 def _questions(run: RunFolder, recipe: Recipe, only_evaluate: bool) -> sets.Gathered:
     with pulse.while_bytes_move(run):
-        asked = sets.gather(recipe, train=not only_evaluate or recipe.few_shot > 0)
+        asked = sets.gather(recipe, trains=not only_evaluate)
     for told in asked.told:
         record.tell_once(run, "data", told)
     return asked

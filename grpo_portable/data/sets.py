@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from grpo_portable.answers.symbolic import SymbolicChecker
 from grpo_portable.data import questions
@@ -30,27 +31,30 @@ class Gathered:
         return {part: loaded for part, loaded in found.items() if loaded is not None}
 
 
-def parts(recipe: Recipe, *, train: bool) -> dict[str, str]:
-    """Part → source of what `gather` reads."""
-    taught = recipe.bootstrap_epochs > 0 and recipe.bootstrap_data
-    trained = {"train": recipe.data, **({"bootstrap": recipe.bootstrap_data} if taught else {})}
-    return {"eval": recipe.eval_data, **(trained if train else {})}
+def parts(recipe: Recipe, *, trains: bool) -> dict[str, str]:
+    """Part → source of what a run reads. One that only evaluates reads questions to train on for its worked examples alone."""
+    wanted = ["eval"]
+    if trains or recipe.few_shot > 0:
+        wanted.append("train")
+    if trains and recipe.bootstrap_epochs > 0 and recipe.bootstrap_data:
+        wanted.append("bootstrap")
+    return {part: _place(recipe, part).source for part in wanted}
 
 
-def gather(recipe: Recipe, *, train: bool) -> Gathered:
+def gather(recipe: Recipe, *, trains: bool) -> Gathered:
     """The questions of a run. DataError when a set cannot be had, or a held-out question is trained on and that is refused."""
     if SYMBOLIC in recipe.rewards:
         with SymbolicChecker() as checker:
             checker.require()
-    held_out = load(recipe, "eval")
-    if not train:
+    wanted, held_out = parts(recipe, trains=trains), load(recipe, "eval")
+    if "train" not in wanted:
         return Gathered(None, held_out, None, ())
     told: list[str] = []
     trained = _apart(load(recipe, "train"), held_out.questions, recipe, "training", told)
     taught = None
-    if recipe.bootstrap_epochs > 0 and recipe.bootstrap_data:
+    if "bootstrap" in wanted:
         taught = _apart(load(recipe, "bootstrap"), held_out.questions, recipe, "bootstrap", told)
-    if (count := len(trained.questions)) < recipe.prompts_per_step:
+    if trains and (count := len(trained.questions)) < recipe.prompts_per_step:
         told.append(
             f"a step asks {recipe.prompts_per_step} questions and only {count} can be trained on: it asks some several times"
         )
@@ -66,11 +70,7 @@ def unusable(recipe: Recipe, part: str, loaded: questions.Loaded) -> str | None:
     """The sentence that names the rows of a part that cannot be used, None where all can."""
     if not loaded.skipped:
         return None
-    source, split = {
-        "train": (recipe.data, recipe.data_split),
-        "eval": (recipe.eval_data, recipe.eval_split),
-        "bootstrap": (recipe.bootstrap_data, _usual_split(recipe.bootstrap_data)),
-    }[part]
+    source, _, split, _ = _place(recipe, part)
     first = "; ".join(f"row {row}: {reason}" for row, reason in loaded.skipped[:3])
     rows = f"{len(loaded.skipped):,} of {loaded.total:,} rows of {shown(source)} ({split})"
     return f"{rows} cannot be used and are left out: {first}"
@@ -83,11 +83,7 @@ def shown(source: str) -> str:
 
 def load(recipe: Recipe, part: str) -> questions.Loaded:
     """The questions of one part: train, eval or bootstrap."""
-    source, config, split, limit = {
-        "train": (recipe.data, recipe.data_config, recipe.data_split, recipe.train_limit),
-        "eval": (recipe.eval_data, _eval_config(recipe), recipe.eval_split, recipe.eval_limit),
-        "bootstrap": (recipe.bootstrap_data, "", _usual_split(recipe.bootstrap_data), SPARE * recipe.bootstrap_limit),
-    }[part]
+    source, config, split, limit = _place(recipe, part)
     # else the columns are another set's
     named = source == recipe.data or (part == "eval" and recognise(source) is None)
     return questions.load_questions(
@@ -101,6 +97,23 @@ def load(recipe: Recipe, part: str) -> questions.Loaded:
         seed=recipe.seed,
         symbolic=SYMBOLIC in recipe.rewards,
     )
+
+
+class _Place(NamedTuple):
+    source: str
+    config: str
+    split: str
+    limit: int
+
+
+def _place(recipe: Recipe, part: str) -> _Place:
+    """Where the questions of one part lie, and how many are taken."""
+    if part == "train":
+        return _Place(recipe.data, recipe.data_config, recipe.data_split, recipe.train_limit)
+    if part == "eval":
+        return _Place(recipe.eval_data, _eval_config(recipe), recipe.eval_split, recipe.eval_limit)
+    taught = recipe.bootstrap_data
+    return _Place(taught, "", _usual_split(taught), SPARE * recipe.bootstrap_limit)
 
 
 def _eval_config(recipe: Recipe) -> str:

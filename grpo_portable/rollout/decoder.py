@@ -25,8 +25,9 @@ from grpo_portable.rollout.sampler import Drawing
 from grpo_portable.rollout.upload import upload, upload_all
 from grpo_portable.rollout.weights import Weights
 
-STEPS = 8  # C: those of all launches that may be under way
-LAUNCHES = 3  # that may be
+STEPS_AHEAD, STEPS_ALONE = 2, 4  # of a launch, where others are under way when it is read, and where none is
+LAUNCHES = 3  # that may be under way
+STEPS = max(LAUNCHES * STEPS_AHEAD, STEPS_ALONE)  # C
 Read = Callable[[], tuple[np.ndarray, np.ndarray]]  # waits for steps that were launched: what `advance` returns
 SPAN = 128  # without the flash kernel a step looks at a multiple of this many positions
 PREFILL_TOKENS = {"cuda": 16384, "cpu": 4096}

@@ -16,7 +16,7 @@ import torch
 from doctor.probes_host import available_gib
 from grpo_portable.errors import DataError, EngineError, EngineUnsupported
 from grpo_portable.rollout import delta, fp8, kv, trial
-from grpo_portable.rollout.decoder import LAUNCHES, STEPS, Decoder, Read, capacity_for
+from grpo_portable.rollout.decoder import STEPS_AHEAD, STEPS_ALONE, Decoder, Read, capacity_for
 from grpo_portable.rollout.family import read
 from grpo_portable.rollout.protocol import Completion, Rollout, Sampling, TokenIds, silent
 from grpo_portable.rollout.reference import ReferenceRollout
@@ -76,9 +76,14 @@ class PortableRollout:
 
     def sync(self, policy: Any) -> None:
         """Take over the policy's current weights; no keys or values outlive a rollout, so the next one uses only these."""
-        if read(policy) != self.family or self._addresses() != self._bound:  # an adapter may have come, or gone
-            self._bind(policy)
+        if "policy" not in self.__dict__:
+            raise EngineError("this engine was closed")
+        if "keeper" not in self.__dict__ or read(policy) != self.family or self._addresses() != self._bound:
+            # an adapter has come or gone, or the policy is another: what the old copy and cache take is free for the new ones,
+            # and where there is no room for these, no old weights are left to sample from
             self._decoder = None
+            self.__dict__.pop("keeper", None)
+            self._bind(policy)
         else:
             self.keeper.refresh()
 
@@ -103,7 +108,7 @@ class PortableRollout:
         """`n` completions of each prompt. `limits`, from 1 and one a completion in prompt order, may end some before
         `max_tokens`."""
         if "keeper" not in self.__dict__:
-            raise EngineError("this engine was closed")
+            raise EngineError("this engine was closed, or could not take over its last policy")
         check(prompts, n, sampling, self.context, self.family.shape.vocab)
         if not prompts:
             return []
@@ -202,7 +207,7 @@ class PortableRollout:
     @property
     def _steps_a_launch(self) -> int:
         """Few where the host works meanwhile, since an ended row waits for two launches."""
-        return STEPS // LAUNCHES if self.ahead else STEPS // 2
+        return STEPS_AHEAD if self.ahead else STEPS_ALONE
 
     def _bind(self, policy: Any) -> None:
         self.policy, self.family = policy, read(policy)

@@ -91,7 +91,7 @@ class Schedule:
     def compact(self, buckets: Sequence[int]) -> list[tuple[int, int]]:
         """Moves (from, to) that let the live rows run in the smallest bucket they fit in; none while rows wait to be filled."""
         live = self.live
-        if not live or (self.waiting and self.capacity - len(live) >= self._enough()):
+        if not live or self.due() is not None:
             return []
         goal = bucket_of(len(live), buckets)
         if goal >= self.bucket(buckets):

@@ -324,6 +324,27 @@ def test_what_a_diverged_policy_left_does_not_reach_the_next_rollout(family: str
     assert engine.generate(prompts, 2, GREEDY) == before
 
 
+def test_a_policy_there_is_no_room_for_leaves_no_old_weights(monkeypatch) -> None:
+    policy, other, prompts = rollouts.model("llama"), rollouts.model("llama", seed=2), rollouts.prompts(4)
+    engine = PortableRollout(policy, None, rows=1)
+    before = engine.generate(prompts, 1, GREEDY)
+
+    def no_room(*given) -> None:
+        assert "keeper" not in vars(engine) and engine._decoder is None  # what they held counts as free
+        raise MemoryError
+
+    with monkeypatch.context() as full:
+        full.setattr("grpo_portable.rollout.portable.Keeper", no_room)
+        with pytest.raises(MemoryError):
+            engine.sync(other)
+    with pytest.raises(EngineError, match="take over"):
+        engine.generate(prompts, 1, GREEDY)
+    engine.sync(other)
+    assert engine.generate(prompts, 1, GREEDY) == PortableRollout(other, None, rows=1).generate(prompts, 1, GREEDY)
+    engine.sync(policy)
+    assert engine.generate(prompts, 1, GREEDY) == before
+
+
 def test_a_closed_engine_says_so() -> None:
     engine = PortableRollout(rollouts.model("llama"), None, rows=1)
     engine.close()

@@ -241,9 +241,9 @@ def recipe(tmp_path: Path, **changes: Any) -> Recipe:
 def test_held_out_questions_are_refused_or_dropped(tmp_path: Path) -> None:
     asked = recipe(tmp_path, eval_split="train", eval_limit=1)
     with pytest.raises(DataError, match="also stand in the training data") as refused:
-        sets.gather(asked, train=True)
+        sets.gather(asked, trains=True)
     assert "on_overlap: drop" in (refused.value.help or "")
-    gathered = sets.gather(replace(asked, on_overlap="drop"), train=True)
+    gathered = sets.gather(replace(asked, on_overlap="drop"), trains=True)
     assert gathered.train is not None
     assert len(gathered.train.questions) == 2
     assert gathered.told == (
@@ -251,7 +251,7 @@ def test_held_out_questions_are_refused_or_dropped(tmp_path: Path) -> None:
         "a step asks 8 questions and only 2 can be trained on: it asks some several times",
     )
     with pytest.raises(DataError):
-        sets.gather(replace(asked, eval_limit=0, on_overlap="drop"), train=True)
+        sets.gather(replace(asked, eval_limit=0, on_overlap="drop"), trains=True)
 
 
 def test_each_set_is_read_by_its_own_columns(tmp_path: Path) -> None:
@@ -265,28 +265,31 @@ def test_each_set_is_read_by_its_own_columns(tmp_path: Path) -> None:
         eval_data=held_out,
         answer_style="boxed",
     )
-    gathered = sets.gather(mine, train=True)
+    gathered = sets.gather(mine, trains=True)
     assert gathered.train is not None
     assert golds(gathered.train) == ["3"]
     assert golds(gathered.held_out) == ["14/3", "9"]
     put(tmp_path / "also", "test", [{"q": "Also?", "a": "4"}])  # not a public set: the named columns are its too
-    assert golds(sets.gather(replace(mine, eval_data=str(tmp_path / "also")), train=True).held_out) == ["4"]
+    assert golds(sets.gather(replace(mine, eval_data=str(tmp_path / "also")), trains=True).held_out) == ["4"]
 
 
 def test_the_bootstrap_may_have_a_set_of_its_own(tmp_path: Path) -> None:
     taught = str(put(tmp_path / "OpenMathReasoning", "cot", REASONING))
     asked = recipe(tmp_path, bootstrap_epochs=1.0, bootstrap_data=taught, answer_style="tagged")
-    gathered = sets.gather(asked, train=True)
+    gathered = sets.gather(asked, trains=True)
     assert gathered.bootstrap is not None
     assert golds(gathered.bootstrap) == ["18", "8/3"]
-    assert sets.gather(replace(asked, bootstrap_epochs=0.0), train=True).bootstrap is None
-    assert sets.gather(asked, train=False) == sets.Gathered(None, gathered.held_out, None, ())
+    assert sets.gather(replace(asked, bootstrap_epochs=0.0), trains=True).bootstrap is None
+    assert set(sets.parts(asked, trains=True)) == {"eval", "train", "bootstrap"}
+    assert set(sets.parts(asked, trains=False)) == {"eval"}  # a bootstrap set that is out of reach stops no evaluation
+    assert set(sets.parts(replace(asked, few_shot=1), trains=False)) == {"eval", "train"}
+    assert sets.gather(asked, trains=False) == sets.Gathered(None, gathered.held_out, None, ())
 
 
 def test_expressions_need_math_verify_up_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RecipeError, match="math-verify"):
-        sets.gather(recipe(tmp_path, rewards=("symbolic_correctness",)), train=True)
+        sets.gather(recipe(tmp_path, rewards=("symbolic_correctness",)), trains=True)
 
 
 # --- worked answers in the target format

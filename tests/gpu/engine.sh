@@ -1,6 +1,6 @@
 #!/bin/bash
-# The rollout engine on this card: what reports/engines-h200 and docs/engine-log.md publish. Results in $OUT/engine, named as published.
-#   OUT=out bash tests/gpu/engine.sh [tests] [parts] [layers] [spread] [rates] [small] [nf4] [vllm]     (all of it without words)
+# The rollout engine on this card: rates, spread lengths, layers, tests. Results in $OUT/engine.
+#   OUT=out bash tests/gpu/engine.sh [tests] [parts] [layers] [spread] [rates] [small] [nf4] [vllm]     (all but `rates` without words)
 # Each part runs alone on the card. `vllm` measures it beside the portable engine, in the same processes; it needs vLLM.
 : "${OUT:?OUT names the folder for results}"
 export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
@@ -27,7 +27,7 @@ script() {  # script NAME SECONDS FILE ARGUMENTS...
     tail -n 60 "$TO/$name.txt"
 }
 
-for part in ${*:-tests parts layers spread rates small nf4 vllm}; do
+for part in ${*:-tests parts layers spread small nf4 vllm}; do
     case $part in
     tests)
         timeout 300 python3 -m pytest -q -p no:cacheprovider tests/gpu/test_rollout_gpu.py > "$TO/tests.txt" 2>&1
@@ -49,8 +49,8 @@ for part in ${*:-tests parts layers spread rates small nf4 vllm}; do
         done ;;
     nf4) rollout qwen3-4b-8x8-nf4 --shape qwen3-4b --base dense,nf4 --engines portable,portable-fp8 ;;
     vllm)
-        rollout qwen3-4b-8x8 --shape qwen3-4b --engines portable,portable-fp8,vllm
-        rollout qwen3-4b-32x8 --shape qwen3-4b --prompts 32 --engines portable,portable-fp8,vllm ;;
+        rollout qwen3-4b-8x8-vllm --shape qwen3-4b --engines portable,portable-fp8,vllm
+        rollout qwen3-4b-32x8-vllm --shape qwen3-4b --prompts 32 --engines portable,portable-fp8,vllm ;;
     *) echo "no part is named $part" >&2; exit 2 ;;
     esac
 done
