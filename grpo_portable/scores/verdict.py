@@ -35,9 +35,11 @@ def sentence(scores: Mapping[str, Any]) -> str:
         of_format = "it is one of format: " if _is_format(scores) else "small: "
         end = f"the gain is beyond the noise of these questions, but {of_format}{_lenient(scores)}"
     subject = str(scores.get("subject") or "GRPO")
+    way = f"{verb} strict accuracy from {percent(strict['base'])}{start} to {percent(strict['tuned'])}"
+    if not strict["delta"]:
+        way = f"left strict accuracy at {percent(strict['base'])}{start and f', as{start},'}"
     return (
-        f"{subject[0].upper()}{subject[1:]} {verb} strict accuracy from {percent(strict['base'])}{start} "
-        f"to {percent(strict['tuned'])} "
+        f"{subject[0].upper()}{subject[1:]} {way} "
         f"on {strict['n']:,} questions ({points(strict['delta'])} points, 95 % interval {span(strict['interval'], sign=True)}, "
         f"exact {p_text(strict['p'])}): {end}."
     )

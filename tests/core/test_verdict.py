@@ -27,6 +27,19 @@ def test_what_the_sentence_says_of_lenient_accuracy(case, says, never):
     assert says in text and never not in text
 
 
+@pytest.mark.parametrize(
+    ("against", "says"),
+    [
+        ("base", "GRPO left strict accuracy at 5.4 % on 1,319 questions (+0.0 points"),
+        ("bootstrap", "GRPO left strict accuracy at 5.4 %, as after the bootstrap, on 1,319 questions (+0.0 points"),
+    ],
+)
+def test_what_did_not_move_is_not_said_to_have_moved(against, says):
+    case = scores(0.0, "not shown to differ", [0.0, 0.0])
+    still = {"verdict": "not shown to differ", "tuned": 0.054, "delta": 0.0, "interval": [-0.01, 0.01], "p": 1.0}
+    assert verdict.sentence({**case, "against": against, "strict": case["strict"] | still}).startswith(says)
+
+
 def test_the_warning_gives_both_deltas():
     (warning,) = verdict.warnings(scores(0.015, "not shown to differ", [-0.002, 0.004]))
     assert "+1.6" in warning["message"] and "+1.5" in warning["message"] and "do not differ" in warning["message"]
