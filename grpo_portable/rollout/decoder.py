@@ -25,8 +25,8 @@ from grpo_portable.rollout.sampler import Drawing
 from grpo_portable.rollout.upload import upload, upload_all
 from grpo_portable.rollout.weights import Weights
 
-STEPS_AHEAD, STEPS_ALONE = 2, 4  # of a launch, where others are under way when it is read, and where none is
-LAUNCHES = 3  # that may be under way
+STEPS_AHEAD, STEPS_ALONE = 1, 4  # of a launch, where others are under way when it is read, and where none is
+LAUNCHES = 2  # that may be under way
 STEPS = max(LAUNCHES * STEPS_AHEAD, STEPS_ALONE)  # C
 Read = Callable[[], tuple[np.ndarray, np.ndarray]]  # waits for steps that were launched: what `advance` returns
 SPAN = 128  # without the flash kernel a step looks at a multiple of this many positions
@@ -159,7 +159,7 @@ class Decoder:
         """Launch `steps` steps over the first `rows` rows, none of which holds more than `longest` keys at the start.
 
         What is returned reads, once they are made, drawn tokens and their log-probabilities, both [steps, rows]; what stands
-        behind a row's end is noise. It is to be called before the third `advance` from here, and so early that no
+        behind a row's end is noise. It is to be called before the second `advance` from here, and so early that no
         more than STEPS are under way.
         """
         for done in range(steps):

@@ -49,15 +49,20 @@ class Fused(Plain):
     multiple = 16  # so that no FP8 product needs padding of its own
     joins = True
 
-    def __init__(self, shape: Shape, device: torch.device, reason: str = "", skinny_rows: int = 0) -> None:
+    def __init__(
+        self, shape: Shape, device: torch.device, reason: str = "", skinny_rows: int = 0, processors: int | None = None
+    ) -> None:
         super().__init__(shape, reason)
         from grpo_portable.rollout import kernels
 
         self.kernels = kernels
         self.skinny_rows = skinny_rows  # products of at most as many rows are Triton's
         on_card = device.type == "cuda"
-        self.processors = torch.cuda.get_device_properties(device).multi_processor_count if on_card else 1
+        there = torch.cuda.get_device_properties(device).multi_processor_count if on_card else 1
+        self.processors = processors or there  # what the work is cut for
         self.ahead_rows = skinny_rows if on_card else 0
+        # programs that are done with their keys, of each row and KV head that several share: by `splits` no more than these
+        self.arrived = torch.zeros(self.processors, dtype=torch.int32, device=device)
 
     def ready(self, tables: Tables, cache: Cache, rows: Rows) -> Any:
         slots = torch.arange(rows.lengths.shape[0], device=rows.lengths.device) * cache.capacity + rows.lengths
@@ -153,14 +158,10 @@ class Fused(Plain):
         }
         self.kernels.attend_kernel[(count, shape.kv_heads, splits)](
             q, cache.keys[index], cache.values[index], rows.lengths, rows.leaders, rows.shared, out, part, high, total,
-            cache.capacity, shape.scaling, shape.attn_softcap or 1.0, window or 0, K=shape.kv_heads, **sizes,
+            self.arrived, cache.capacity, shape.scaling, shape.attn_softcap or 1.0, window or 0, K=shape.kv_heads, **sizes,
             BLOCK=KEYS, SPLITS=splits, SOFTCAP=bool(shape.attn_softcap), WINDOW=window is not None, num_warps=2, num_stages=4,
             **self._launch(count),
         )  # fmt: skip
-        if splits > 1:
-            self.kernels.join_kernel[(count * shape.kv_heads,)](
-                part, high, total, out, **sizes, SPLITS=splits, num_warps=2, **self._launch(count)
-            )
         return out
 
     def after(self, x: torch.Tensor, out: torch.Tensor, layer: Layer) -> tuple[torch.Tensor, Any]:

@@ -111,8 +111,29 @@ def heads_kernel(
 
 
 @triton.jit
+def joined(
+    part, part_max, part_sum, pair, g, d, wanted,
+    G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """The splits of one KV head of one row, weighted by their sums of exponentials; other programs' are read past the cache."""
+    best = tl.full((ROWS,), float("-inf"), tl.float32)
+    for split in tl.static_range(SPLITS):
+        slot = (pair * SPLITS + split) * G + g
+        best = tl.maximum(best, tl.load(part_max + slot, mask=g < G, other=0.0, cache_modifier=".cg"))
+    total = tl.zeros((ROWS,), tl.float32)
+    sums = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    for split in tl.static_range(SPLITS):
+        slot = (pair * SPLITS + split) * G + g
+        weight = tl.exp(tl.load(part_max + slot, mask=g < G, other=0.0, cache_modifier=".cg") - best)
+        total += weight * tl.load(part_sum + slot, mask=g < G, other=1.0, cache_modifier=".cg")
+        more = tl.load(part + slot[:, None] * D + d[None, :], mask=wanted, other=0.0, cache_modifier=".cg")
+        sums += weight[:, None] * more
+    return sums / total[:, None]
+
+
+@triton.jit
 def attend_kernel(
-    q, keys, values, lengths, leaders, shared, out, part, part_max, part_sum, capacity, scaling, softcap, window,
+    q, keys, values, lengths, leaders, shared, out, part, part_max, part_sum, arrived, capacity, scaling, softcap, window,
     K: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
@@ -169,37 +190,16 @@ def attend_kernel(
         made = sums / total[:, None]
         tl.store(out + ((row * K + head) * G + g)[:, None] * D + d[None, :], made.to(out.dtype.element_ty), mask=wanted)
     else:
-        slot = ((row * K + head) * SPLITS + split) * G + g
+        pair = row * K + head
+        slot = (pair * SPLITS + split) * G + g
         tl.store(part + slot[:, None] * D + d[None, :], sums, mask=wanted)
         tl.store(part_max + slot, best, mask=g < G)
         tl.store(part_sum + slot, total, mask=g < G)
-
-
-@triton.jit
-def join_kernel(
-    part, part_max, part_sum, out,
-    G: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    """The splits of one KV head of one row, weighted by their sums of exponentials."""
-    pair = tl.program_id(0).to(tl.int64)
-    if AHEAD:
-        gdc_wait()
-        gdc_launch_dependents()
-    g = tl.arange(0, ROWS)
-    d = tl.arange(0, BLOCK_D)
-    wanted = (g < G)[:, None] & (d < D)[None, :]
-    best = tl.full((ROWS,), float("-inf"), tl.float32)
-    for split in range(SPLITS):
-        best = tl.maximum(best, tl.load(part_max + (pair * SPLITS + split) * G + g, mask=g < G, other=0.0))
-    total = tl.zeros((ROWS,), tl.float32)
-    sums = tl.zeros((ROWS, BLOCK_D), tl.float32)
-    for split in range(SPLITS):
-        slot = (pair * SPLITS + split) * G + g
-        weight = tl.exp(tl.load(part_max + slot, mask=g < G, other=0.0) - best)
-        total += weight * tl.load(part_sum + slot, mask=g < G, other=1.0)
-        sums += weight[:, None] * tl.load(part + slot[:, None] * D + d[None, :], mask=wanted, other=0.0)
-    made = sums / total[:, None]
-    tl.store(out + (pair * G + g)[:, None] * D + d[None, :], made.to(out.dtype.element_ty), mask=wanted)
+        tl.debug_barrier()  # all of it is written before this program counts as arrived
+        if tl.atomic_add(arrived + pair, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(arrived + pair, 0)
+            made = joined(part, part_max, part_sum, pair, g, d, wanted, G, ROWS, D, BLOCK_D, SPLITS)
+            tl.store(out + (pair * G + g)[:, None] * D + d[None, :], made.to(out.dtype.element_ty), mask=wanted)
 
 
 @triton.jit

@@ -146,20 +146,12 @@ class PortableRollout:
         """Admit, launch a few steps, take the finished out, close the gaps.
 
         On a card the finished are those of the steps before, so that it computes while the host books and admits; what is
-        known of a row is then a launch old, and an ended one stands still for as long. Before the host launches a prefill,
-        which takes it longer than a step takes the card, the rows go on.
+        known of a row is then a launch old, and an ended one stands still for as long.
         """
-        if self.ahead and self._prefill_is_next(schedule, run):
-            self._launch(decoder, weights, schedule, run)
         self._admit(decoder, weights, schedule, run)
         under_way = 1 if self._launch(decoder, weights, schedule, run) and self.ahead else 0
         while len(self._flying) > under_way:
             self._land(decoder, schedule, run, self._flying.popleft())
-
-    @staticmethod
-    def _prefill_is_next(schedule: Schedule, run: _Run) -> bool:
-        due, holders = schedule.due(), schedule.holders(run.n)
-        return due is not None and due not in holders and bool(holders)
 
     def _land(self, decoder: Decoder, schedule: Schedule, run: _Run, flight: _Flight) -> None:
         finished, cut = run.take(flight)
@@ -206,7 +198,7 @@ class PortableRollout:
 
     @property
     def _steps_a_launch(self) -> int:
-        """Few where the host works meanwhile, since an ended row waits for two launches."""
+        """One where the host works meanwhile, since an ended row stands still for a launch."""
         return STEPS_AHEAD if self.ahead else STEPS_ALONE
 
     def _bind(self, policy: Any) -> None:

@@ -42,12 +42,11 @@ class Schedule:
     def done(self) -> bool:
         return not self.waiting and not any(request is not None for request in self.owner)
 
-    def due(self) -> int | None:
-        """The prompt whose requests `admit` would place first; None where it would place none."""
+    @property
+    def due(self) -> bool:
+        """Whether `admit` would place any request."""
         free = self.owner.count(None)
-        if not self.waiting or (free < self.capacity and free < self._enough()):
-            return None
-        return self.waiting[-1].prompt
+        return bool(self.waiting) and (free == self.capacity or free >= self._enough())
 
     def admit(self) -> list[tuple[Part, tuple[int, ...]]]:
         """Parts and the rows they now own.
@@ -55,7 +54,7 @@ class Schedule:
         Rows are handed out once a 32nd of them is free: a step's time hardly depends on its rows, so an empty one is lost.
         A group that does not fit whole is split; the rest takes the prompt's keys from a row that still holds them.
         """
-        if self.due() is None:
+        if not self.due:
             return []
         free = [row for row, request in enumerate(self.owner) if request is None]
         admitted = []
@@ -91,7 +90,7 @@ class Schedule:
     def compact(self, buckets: Sequence[int]) -> list[tuple[int, int]]:
         """Moves (from, to) that let the live rows run in the smallest bucket they fit in; none while rows wait to be filled."""
         live = self.live
-        if not live or self.due() is not None:
+        if not live or self.due:
             return []
         goal = bucket_of(len(live), buckets)
         if goal >= self.bucket(buckets):

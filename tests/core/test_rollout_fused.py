@@ -46,8 +46,8 @@ for family in rollouts.FAMILIES:
     known = read(rollouts.model(family, torch.float16))
     layer = Keeper(known, "copy", torch.float16).weights.layers[0]
     for most, processors, skinny.BLOCK_BYTES, skinny.LEAST_TURNS in cuts[2 * (family not in ("llama with biases", "gemma2")):]:
-        run = fused.Fused(known.shape, cpu, "", most)
-        run.processors, run.kernels = processors, Watched()
+        run = fused.Fused(known.shape, cpu, "", most, processors)
+        run.kernels = Watched()
         for rows in skinny.TILES if most == 64 and family == "llama" else (16,):
             found = trial.difference(run, Plain(known.shape), layer, cpu, torch.float16, rows)
             assert found is None, (family, most, rows, found)
@@ -56,8 +56,7 @@ every = {name for name in vars(kernels) if name.endswith("_kernel")}
 assert every - launched == {"narrow_kernel"}, every - launched  # that one is for FP8, which the interpreter has not
 
 skinny.BLOCK_BYTES, skinny.LEAST_TURNS = whole
-draw, run = torch.Generator().manual_seed(0), fused.Fused(known.shape, cpu, "", 64)
-run.processors = 132
+draw, run = torch.Generator().manual_seed(0), fused.Fused(known.shape, cpu, "", 64, 132)
 sizes = (1, 37, 70, 1), (17, 300, 129, 1), (64, 33, 300, 2), (33, 40, 700, 4), (5, 96, 3072, 8), (20, 2560, 3000, 3)
 for rows, width, inputs, parts in sizes:
     x, w = (torch.randn(size, inputs, generator=draw).half() for size in (rows, width))
