@@ -18,10 +18,10 @@ from doctor.readings import cards
 from doctor.shapes import Shape, shape_of
 
 BANDWIDTH_SHARE = 0.85  # of the data sheet's bandwidth, reached by large reads
-PRODUCT_SHARE = 0.45  # assumed, of the data sheet's tensor rate, reached by the products of prefill and update
+PRODUCT_SHARE = 0.3  # of the data sheet's tensor rate, reached in an update, and assumed for a prefill
 DECODE_PRODUCT_SHARE = 0.6  # the same for a decode step's few, wide products
 # one block's kernels in one decode step inside a CUDA graph, beside the bytes; fused by Triton
-PORTABLE_LAYER_S = 36e-6
+PORTABLE_LAYER_S = 23e-6
 GENERATE_LAYER_S = 3.1e-3  # the same in transformers' generate, 4-bit weights, adapter not merged, no graph
 # A decode step of vLLM as it runs here, with an adapter and nothing compiled, and what each row adds
 VLLM_STEP_S, VLLM_ROW_S = 3e-3, 11e-6

@@ -32,7 +32,7 @@ for part in ${*:-tests parts layers spread small nf4 vllm}; do
     tests)
         timeout 300 python3 -m pytest -q -p no:cacheprovider tests/gpu/test_rollout_gpu.py > "$TO/tests.txt" 2>&1
         tail -n 3 "$TO/tests.txt" ;;
-    parts) script where-the-time-goes 240 tests/gpu/where_the_time_goes.py qwen3-4b ;;
+    parts) script where-the-time-goes 480 tests/gpu/where_the_time_goes.py qwen3-4b ;;
     layers)
         script layer-times 200 tests/gpu/layer_times.py
         script layer-times-2000-keys 100 tests/gpu/layer_times.py --keys 2000 qwen3-4b qwen3-1.7b ;;
