@@ -9,7 +9,7 @@ was measured beside it. Pure: nothing here looks at a machine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from doctor.diagnosis import SPREAD_PATHS
 from doctor.facts import Facts
@@ -33,27 +33,29 @@ PREFILL_TOKENS = {"cuda": 16384, "cpu": 4096}  # prompt tokens the engine runs a
 KV_BUCKET = 64  # the static cache's length is a multiple of this (rollout/decoder.py: capacity_for)
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What a run asks of a machine, and what of the machine decides how much an update keeps; fields as in `Setting`.
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a run asks of a machine, and what of the machine decides how much an update keeps."""
 
-    `fp8_copy` allows 4-bit weights an FP8 rollout copy where a 16-bit one has no room (the card must multiply FP8). With
-    `spread` so many cards hold the 16-bit weights in parts; other paths than those of `SPREAD_PATHS` keep them whole.
-    """
-
-    group_size: int = 8
-    prompts_per_step: int = 8
     prompt_tokens: int = 512
     completion_tokens: int = 256
     lora_rank: int = 32
     dora: bool = False
-    dropout: bool = False
+    dropout: bool = False  # on the adapter's inputs
     optimizer: str = "adamw"
-    shared: bool = False
-    spread: int = 1
-    fp8_copy: bool = False
-    fused_norms: bool = False  # unless it is known that norms are fused, more is counted
-    repeats_keys: bool = False
+    shared: bool = False  # the engine reads the policy's own weights (Unsloth), no second copy
+    spread: int = 1  # cards that hold the frozen 16-bit blocks in parts (FSDP2); then rollouts come from elsewhere
+    # torch has a fused norm for the card (doctor.readings.fused_norms); unless that is known, more is counted
+    fused_norms: bool = False
+    repeats_keys: bool = False  # an update repeats keys and values for each head (doctor.readings.repeats_keys)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes(Asked):
+    """What is asked, and the completions of a step: all that `settle` chooses a `Setting` for."""
+
+    group_size: int = 8
+    prompts_per_step: int = 8
 
     def on(self, facts: Facts) -> Sizes:
         """The same on this machine."""
@@ -64,7 +66,7 @@ DEFAULT = Sizes()
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Asked):
     """Everything the ledger depends on beside the shape. `base`: bf16, fp16, fp32, nf4 or fp8; `copy`: none, bf16 or fp8."""
 
     base: str
@@ -73,17 +75,7 @@ class Setting:
     micro_batch: int = 1
     rollout_rows: int = 8
     checkpointing: bool = True
-    prompt_tokens: int = Sizes.prompt_tokens
-    completion_tokens: int = Sizes.completion_tokens
-    lora_rank: int = Sizes.lora_rank
-    dora: bool = False
-    optimizer: str = "adamw"
-    shared: bool = False  # the engine reads the policy's own weights (Unsloth), no second copy
     device: str = "cuda"
-    dropout: bool = False  # on the adapter's inputs
-    fused_norms: bool = False  # torch has a fused norm for the card (doctor.readings.fused_norms)
-    repeats_keys: bool = False  # an update repeats keys and values for each head (doctor.readings.repeats_keys)
-    spread: int = 1  # cards that hold the frozen blocks in parts (FSDP2); then rollouts come from elsewhere
 
 
 @dataclass(frozen=True)
@@ -300,26 +292,16 @@ def settle(shape: Shape, path: str, have_gib: float | None, sizes: Sizes = DEFAU
     rollout copy unless the path is made of one. When that does not fit it is returned as it is. Groups stay whole.
     """
     total = max(1, sizes.group_size) * max(1, sizes.prompts_per_step)
-    smallest = Setting(
-        base="bf16",
-        rollout_rows=max(1, sizes.group_size),
-        prompt_tokens=sizes.prompt_tokens,
-        completion_tokens=sizes.completion_tokens,
-        lora_rank=sizes.lora_rank,
-        dora=sizes.dora,
-        optimizer=sizes.optimizer,
-        shared=sizes.shared,
-        dropout=sizes.dropout,
-        fused_norms=sizes.fused_norms,
-        repeats_keys=sizes.repeats_keys,
-        spread=sizes.spread if path in SPREAD_PATHS else 1,
-    )
+    asked = {field.name: getattr(sizes, field.name) for field in fields(Asked)}
+    smallest = Setting("bf16", rollout_rows=max(1, sizes.group_size), **asked)
+    if path not in SPREAD_PATHS:
+        smallest = replace(smallest, spread=1)
     bases = _kinds(path, smallest)
     if have_gib is None:
         return _unknown(shape, path, bases[0], total)
     for base in bases:
         if _need(shape, base) <= have_gib:
-            return _grown(shape, path, base, total, have_gib, sizes.fp8_copy)
+            return _grown(shape, path, base, total, have_gib)
     last = min(bases, key=lambda s: _need(shape, s))
     need = _need(shape, last)
     reason = (
@@ -350,7 +332,7 @@ def _need(shape: Shape, setting: Setting) -> float:
     return sum(ledger(shape, setting).values())
 
 
-def _grown(shape: Shape, path: str, smallest: Setting, total: int, have: float, fp8_copy: bool) -> Settled:
+def _grown(shape: Shape, path: str, smallest: Setting, total: int, have: float) -> Settled:
     """Spend what is left: rollout rows first, then a rollout copy, then a faster backward pass (`update_cost`).
 
     For 4-bit weights the copy comes first: without one they are de-quantised in every product of every token.
@@ -362,8 +344,7 @@ def _grown(shape: Shape, path: str, smallest: Setting, total: int, have: float, 
 
     now = smallest
     if now.base == "nf4":
-        for copy in ("fp8", "bf16") if fp8_copy else ("bf16",):
-            now = widest(iter([replace(now, copy=copy)]), now)
+        now = widest(iter([replace(now, copy="bf16")]), now)
     now = widest((replace(now, rollout_rows=n) for n in _divisors(total) if n >= smallest.rollout_rows), now)
     if now.engine == "portable" and now.copy == "none" and now.device == "cuda" and now.spread == 1:
         now = widest(iter([replace(now, copy="bf16")]), now)
