@@ -160,7 +160,7 @@ def _run(args: argparse.Namespace) -> int:
         from doctor.shape_files import no_model
 
         if why := no_model(args.model):
-            raise UsageProblem(why)
+            raise UsageProblem(str(why))
     if args.what_if is not None:
         from doctor.what_if import answer
 

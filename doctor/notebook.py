@@ -45,14 +45,20 @@ def diagnose(
     timeout_s: float = 12,
     **options: Any,
 ) -> ShownDiagnosis:
-    """The diagnosis of this machine, or of saved `facts`; `options` are fields of `doctor.memory.Sizes` (group_size, ...)."""
+    """The diagnosis of this machine, or of saved `facts`; `options` are fields of `doctor.memory.Sizes` (group_size, ...).
+
+    ValueError for a `model` that can only be a local one and is none.
+    """
     from doctor.memory import Sizes
     from doctor.plan import diagnose as judge
+    from doctor.shape_files import no_model
 
     sizes = Sizes(**options)  # a misspelt one is told before the machine is looked at
 
     notes: tuple[str, ...] = ()
     if facts is None:
+        if model and (why := no_model(model)):
+            raise ValueError(str(why))
         from doctor.probes import probe
 
         facts = probe(children=children, timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""Shapes read from local files: config.json, an adapter's base, a GGUF header. Nothing is loaded but the header.
+"""Is a model there, and its shape, read from local files: config.json or a GGUF header. Nothing is loaded but the header.
 
 A file that cannot be read, or that says something impossible, gives None: the shape is then unknown, which is a fact too.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from doctor.shapes import Shape, count
+from doctor.shapes import BUILT_IN, Shape, count
 
 MAX_CONFIG_BYTES = 8 << 20
 _ALIASES = {
@@ -27,34 +27,64 @@ _QK_NORM = ("qwen3", "gemma3")
 _TIED_BY_DEFAULT = ("gemma", "smollm3", "gpt2")
 
 
-def shape_from_path(path: Path, by_name: Callable[[str], Shape | None]) -> Shape | None:
-    """The shape of a model folder or a GGUF file, or None. `by_name` answers for the base model an adapter folder names."""
+def shape_from_path(path: Path) -> Shape | None:
+    """The shape of a model folder or a GGUF file, or None."""
     try:
         if path.is_file():
             return shape_from_gguf(path) if path.suffix.lower() == ".gguf" else None
-        if (path / "config.json").is_file():
-            return shape_from_config(_json(path / "config.json"), str(path))
-        if (path / "adapter_config.json").is_file():
-            base = _json(path / "adapter_config.json").get("base_model_name_or_path")
-            return by_name(base) if isinstance(base, str) and base != str(path) else None
-        files = sorted(path.glob("*.gguf"))
-        return shape_from_gguf(files[0]) if files else None
+        return shape_from_config(_json(path / "config.json"), str(path))
     except (OSError, ValueError, RecursionError):
         return None
 
 
-def no_model(name: str) -> str | None:
-    """Why a name that can only be a local path, or is one, leads to no model; None where it may lead to one."""
+class NoModel(NamedTuple):
+    """Why a name leads to no model, and what helps."""
+
+    fact: str
+    because: str | None
+    help: str
+
+    def __str__(self) -> str:
+        return f"{self.fact}{f', because {self.because}' if self.because else ''}; {self.help}"
+
+
+def no_model(name: str) -> NoModel | None:
+    """Why a name that can only be a local path, or is one, leads to no model, as far as names and its configuration tell.
+
+    None for a model, and for a name that the hub may know. Training asks the same before it loads anything.
+    """
+    if name == BUILT_IN.name:
+        return None
+    missing = NoModel(f"model `{name}` is not there", None, "check the path; models of the hub are named owner/name")
     try:
         path = Path(name).expanduser()
+        if path.is_file():
+            file = NoModel(f"`{name}` is a file, but not a GGUF file", None, "give the model's folder")
+            return None if path.suffix.lower() == ".gguf" else file
         if path.is_dir():
-            told = ("config.json", "adapter_config.json")
-            known = any((path / file).is_file() for file in told) or any(path.glob("*.gguf"))
-            return None if known else f"folder {name} holds no model: there is no config.json in it"
-        local = name.startswith((".", "/", "~")) or path.suffix.lower() == ".gguf"
-        return f"model {name} is not there: check the path" if local and not path.exists() else None
-    except (OSError, ValueError, RuntimeError):  # too long, with a NUL, or of a user that is not there: no path
-        return None
+            because = _no_model_in(path)
+            return NoModel(f"folder `{name}` holds no model", because, _instead(path)) if because else None
+    except (OSError, ValueError, RuntimeError):  # too long, with a NUL, or of a user that is not there
+        return missing
+    return missing if name.startswith((".", "/", "~")) or name.lower().endswith(".gguf") else None
+
+
+def _no_model_in(folder: Path) -> str | None:
+    try:
+        _json(folder / "config.json")
+    except FileNotFoundError:
+        return "there is no config.json in it"
+    except (OSError, ValueError, RecursionError) as error:
+        return f"its config.json cannot be read: {error}"
+    return None if any(folder.glob("*.safetensors")) else "there is no *.safetensors in it"
+
+
+def _instead(folder: Path) -> str:
+    if files := sorted(folder.glob("*.gguf")):
+        return f"name the GGUF file: {files[0]}"
+    if (folder / "adapter_config.json").is_file():
+        return "it is an adapter's: name its base model"
+    return "a model's folder holds config.json, *.safetensors and the tokenizer's files"
 
 
 def _json(path: Path) -> Mapping[str, Any]:

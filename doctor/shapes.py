@@ -136,7 +136,7 @@ _SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d{1,2})x)?(\d{1,4}(?:\.\d+)?)([bm])(?![a
 
 
 def shape_of(model: str | None) -> Shape | None:
-    """The shape of a hub id, a local folder (config.json, or an adapter's base) or a GGUF file; None when unknown."""
+    """The shape of a hub id, a local folder (its config.json) or a GGUF file; None when unknown."""
     if not model or not model.strip():
         return None
     if model == BUILT_IN.name:
@@ -149,7 +149,7 @@ def shape_of(model: str | None) -> Shape | None:
     except (OSError, ValueError, RuntimeError):  # too long, with a NUL, or of a user that is not there: no path
         local = False
     if local:
-        found = shape_from_path(path, shape_of)  # a report names the model, not where it lies
+        found = shape_from_path(path)  # a report names the model, not where it lies
         return found and replace(found, name=path.resolve().name)
     if model.startswith((".", "/", "~")) or "\\" in model:
         return None

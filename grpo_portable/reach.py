@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from doctor.shape_files import no_model
 from grpo_portable.errors import DataError, ModelError
 
 CONNECT_S = 5.0  # a lost first packet is sent again after 1 s and after 3
@@ -82,38 +83,10 @@ def require(model: str, sources: tuple[str, ...] = (), ask: Callable[[], Reach] 
 
 def located(model: str) -> tuple[str, str | None]:
     """(what a loader is given, GGUF file name or None). ModelError for a path that is not there or holds no model."""
+    if fault := no_model(model):
+        raise ModelError(fault.fact, because=fault.because, help=fault.help)
     path = Path(model).expanduser()
-    if path.is_file():
-        if path.suffix.lower() != ".gguf":
-            raise ModelError(f"`{model}` is a file, but not a GGUF file", help="give the model's folder")
-        return str(path.parent), path.name
-    if path.is_dir():
-        if fault := _no_model(path):
-            ggufs = sorted(p.name for p in path.glob("*.gguf"))
-            raise ModelError(
-                f"folder `{model}` holds no model",
-                because=fault,
-                help=f"name the GGUF file: {path / ggufs[0]}"
-                if ggufs
-                else "a model's folder holds config.json, *.safetensors and the tokenizer's files",
-            )
-        return str(path), None
-    if names_a_file(model, (".gguf",)):
-        raise ModelError(f"model `{model}` is not there", help="check the path; models of the hub are named owner/name")
-    return model, None
-
-
-def _no_model(folder: Path) -> str | None:
-    """What keeps a folder from being a model's, as far as names and its configuration tell; None for nothing."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return "there is no config.json in it"
-    except (OSError, ValueError, RecursionError) as error:
-        return f"its config.json cannot be read: {error}"
-    if not isinstance(config, dict):
-        return "its config.json holds no object"
-    return None if any(folder.glob("*.safetensors")) else "there is no *.safetensors in it"
+    return (str(path.parent), path.name) if path.is_file() else (str(path) if path.is_dir() else model, None)
 
 
 def stay_offline() -> None:

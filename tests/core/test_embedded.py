@@ -251,6 +251,6 @@ def test_only_the_true_reward_helps(reward: str, least: float, most: float, tmp_
 def test_the_doctor_knows_the_models_shape_without_looking_for_it(tmp_path, monkeypatch):
     (tmp_path / "embedded").mkdir()
     monkeypatch.chdir(tmp_path)  # a folder of that name is not the built-in model
-    known, built = shape_of("embedded"), shape_from_path(model_folder(), shape_of)
+    known, built = shape_of("embedded"), shape_from_path(model_folder())
     assert count(known) == known.params == built.params and shape_of("somebody/embedded") is None
     assert replace(known, basis="", moe_intermediate=0) == replace(built, name="embedded", basis="", moe_intermediate=0)

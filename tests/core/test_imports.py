@@ -44,7 +44,7 @@ LAYERS = {
         "errors words phase recipe",
         "privacy",
     ),
-    "reach": Layer("reach", "errors"),
+    "reach": Layer("reach", "errors", "shape_files"),
     "embedded": Layer("embedded embedded.problems embedded.templates embedded.build", "errors"),
     "data": Layer("data data.sources data.rows data.questions data.sets data.worked", "errors answers recipe embedded"),
     "rewards": Layer(

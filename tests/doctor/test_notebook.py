@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from html.parser import HTMLParser
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -63,6 +64,11 @@ def test_the_public_call(judged: list[tuple[Any, ...]]) -> None:
     assert all(getattr(d, f.name) == getattr(samples.diagnosis(), f.name) for f in fields(Diagnosis))
     assert repr(d).startswith("bf16-hf: Qwen/Qwen3-4B runs on NVIDIA GeForce RTX 5090")
     assert "### grpo-doctor" in d._repr_markdown_()
+
+
+def test_a_folder_that_holds_no_model_is_told_before_the_machine_is_looked_at(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no model, because there is no config\.json in it"):
+        doctor.diagnose(str(tmp_path))
 
 
 def test_a_probe_of_this_kernel(judged: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:

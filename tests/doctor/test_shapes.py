@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doctor.shape_files import shape_from_config, shape_from_gguf
+from doctor.shape_files import no_model, shape_from_config, shape_from_gguf
 from doctor.shapes import Shape, count, known_models, shape_of, size_in
 
 
@@ -155,12 +154,6 @@ def test_stored_kind_from_a_config(quantization: Any, stored: str | None) -> Non
     assert shape is not None and shape.stored == stored
 
 
-def test_an_adapter_folder_names_its_base(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen3-0.6B"}))
-    shape = shape_of(str(tmp_path))
-    assert shape is not None and shape.params == 596_049_920
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -177,6 +170,38 @@ def test_an_adapter_folder_names_its_base(tmp_path: Path) -> None:
 def test_a_broken_config_is_unknown(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text, encoding="latin-1")
     assert shape_of(str(tmp_path)) is None
+
+
+_CONFIG = '{"model_type": "llama"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "words"),
+    [
+        ("model", {"config.json": _CONFIG, "model.safetensors": "x"}, None),
+        ("model/a.gguf", {"a.gguf": "x"}, None),
+        ("embedded", {"note.txt": "x"}, None),  # the built-in model, whatever lies here
+        ("Qwen/Qwen3-4B", {}, None),
+        ("model", {"config.json": _CONFIG}, "there is no *.safetensors in it"),
+        ("model", {"config.json": "{", "model.safetensors": "x"}, "its config.json cannot be read"),
+        ("model", {"config.json": "[]", "model.safetensors": "x"}, "holds no object"),
+        ("model", {"adapter_config.json": "{}"}, "it is an adapter's: name its base model"),
+        ("model", {"a.gguf": "x"}, "name the GGUF file: model/a.gguf"),
+        ("model/note.txt", {"note.txt": "7B"}, "is a file, but not a GGUF file"),
+        ("~nobody-of-this-name/model", {}, "is not there"),
+        ("x" * 5000, {}, "is not there"),
+    ],
+)
+def test_what_is_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, str], words: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / ("embedded" if name == "embedded" else "model")
+    folder.mkdir()
+    for file, text in files.items():
+        (folder / file).write_text(text)
+    found = no_model(name)
+    assert found is None if words is None else words in str(found)
 
 
 def test_a_folder_without_a_model_is_unknown(tmp_path: Path) -> None:
@@ -214,7 +239,6 @@ def test_gguf_header(tmp_path: Path) -> None:
     assert shape is not None and whole is not None and shape == replace(whole, name="model.gguf")
     assert (shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.head_dim) == (8, 2, 2, 1, 4)
     assert (shape.vocab, shape.tied, shape.params, shape.basis) == (5, True, 8 * 5 + 8 + 64, "gguf")
-    assert shape_of(str(tmp_path)) == replace(shape, name=tmp_path.name)  # a folder that holds nothing else
 
 
 @settings(max_examples=60)
