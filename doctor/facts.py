@@ -19,7 +19,7 @@ ABSENT = "absent"
 
 PACKAGES = (
     "torch", "vllm", "unsloth", "unsloth_zoo", "trl", "transformers", "peft", "bitsandbytes", "torchao",
-    "flashinfer", "triton", "accelerate", "datasets", "xformers", "torchaudio", "numpy", "kernels",
+    "flashinfer", "triton", "accelerate", "datasets", "gguf", "xformers", "torchaudio", "numpy", "kernels",
 )  # fmt: skip
 PROBES = ("torch_cuda", "fp8_matmul", "bnb_4bit", "vllm_import", "vllm_start", "unsloth_import")
 

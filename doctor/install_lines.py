@@ -96,6 +96,7 @@ def after_install(facts: Facts, vllm: str | None) -> Facts | None:
     if chosen is None:
         return None
     tag = "" if chosen.build in ("pypi", "jp6") else f"+{chosen.build}"
-    packages = {**facts.packages, "torch": chosen.torch + tag, "vllm": vllm or ABSENT, "bitsandbytes": None}
+    rest = dict.fromkeys((*chosen.pins, "gguf"))  # there, in a release that nobody has tried
+    packages = {**facts.packages, **rest, "torch": chosen.torch + tag, "vllm": vllm or ABSENT, "bitsandbytes": None}
     nothing: MappingProxyType = MappingProxyType({})
     return replace(facts, packages=MappingProxyType(packages), probes=nothing, torch_arch_list=None, extra=nothing)

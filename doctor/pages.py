@@ -17,6 +17,7 @@ class Page:
     dont: str | None = None
 
 
+ALL = "every path"
 ALL_GPU = "every GPU path"
 VLLM = "fp8-vllm, bf16-vllm, fp16-vllm"
 NOTHING = "nothing; a warning"
@@ -213,7 +214,7 @@ CARDS = {
 TORCH = {
     "TORCH-ABSENT": Page(
         "torch is not installed",
-        "every path",
+        ALL,
         "Nothing can run yet. The doctor needs no torch itself and says what the machine becomes once the "
         "right set is installed.",
         "Every path trains with torch.",
@@ -224,7 +225,7 @@ TORCH = {
     ),
     "TORCH-IMPORT": Page(
         "torch is installed, but cannot be imported",
-        "every path",
+        ALL,
         "A child process that only imports torch raised or was killed: a missing or foreign library, a torn install, or "
         "code for instructions this processor does not have.",
         "Every path trains with torch, the CPU path too. The doctor itself never imports it.",

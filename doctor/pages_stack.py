@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from doctor.pages import NOTHING, Page
+from doctor.pages import ALL, NOTHING, Page
 
 _SET = "`grpo-doctor --install-plan` names a set that belongs together."
 
@@ -45,7 +45,7 @@ STACK = {
     ),
     "STACK-INCOMPLETE": Page(
         "training packages are missing",
-        NOTHING,
+        ALL,
         "transformers, trl, peft, accelerate or datasets is absent.",
         "Every path trains with them.",
         (
@@ -65,8 +65,9 @@ STACK = {
     ),
     "TRL-TRITON": Page(
         "this TRL trains with Triton alone",
-        NOTHING,
-        "TRL 1.15 has its loss in Triton only, which torch for the CPU, macOS or Windows does not bring: the first step fails.",
+        ALL,
+        "TRL 1.15 has its loss in Triton only, which torch for the CPU, macOS or Windows does not bring: the first step fails. "
+        "An evaluation runs all the same.",
         "Read in TRL 1.15 and 1.16; a step of 1.15 without Triton was tried.",
         ("Upgrade TRL.",),
     ),
@@ -138,6 +139,13 @@ STACK = {
         "trl#4973, peft#2501.",
         ("Name the 16-bit checkpoint.",),
     ),
+    "MODEL-GGUF": Page(
+        "a GGUF file without the package that reads it",
+        ALL,
+        "transformers reads a GGUF file with the package gguf.",
+        "The import in transformers.",
+        ('`pip install "gguf>=0.17"`.',),
+    ),
     "MODEL-CPU": Page(
         "a model that is too large to train on a CPU",
         NOTHING,
@@ -148,7 +156,7 @@ STACK = {
     ),
     "MODEL-FLOAT16": Page(
         "a model that overflows in float16",
-        NOTHING,
+        "fp16-vllm, fp16-hf, qlora-hf, on cards without bfloat16",
         "Gemma 2 to 4 and gpt-oss exceed 65504 in places.",
         "unsloth PR 5880.",
         ("Take another model on cards without bfloat16.",),

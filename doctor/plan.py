@@ -33,7 +33,7 @@ from doctor.shapes import Shape, shape_of
 from doctor.together import Together, together
 from doctor.walls import better, card_walls, closed_on, codes_closing, find_walls, lasting, machine_walls
 from doctor.walls_locks import lock_walls
-from doctor.walls_model import model_walls
+from doctor.walls_model import Model, warnings
 
 _RANK = {path: place for place, path in enumerate(PATHS)}
 
@@ -66,8 +66,7 @@ class _Place:
 class _Choice:
     """What was looked at, and what came of it: the place and the path, with the cards that take it together."""
 
-    model: str | None
-    shape: Shape | None
+    model: Model
     places: list[_Place]
     place: _Place
     team: Together | None
@@ -82,23 +81,24 @@ def diagnose(facts: Facts, model: str | None = None, sizes: Sizes = DEFAULT) -> 
     Unknown memory or an unknown model counts as fitting; nothing is looked up on a network.
     """
     sizes = sizes.on(facts)
-    shape = shape_of(model) if model else None
-    walls = find_walls(facts, shape)
-    own = [*machine_walls(facts), *lock_walls(facts)]
-    places = _places(facts, shape, own, sizes)
+    shape = shape_of(model)
+    asked = Model(model, shape)
+    walls = find_walls(facts, asked)
+    own = [*machine_walls(facts, asked), *lock_walls(facts)]
+    places = _places(facts, asked, own, sizes)
     place = min(places, key=_preference)
     path = place.best()
-    walls = (*walls, *model_walls(model, shape, path, _dtype(path, place.closed)))
+    walls = (*walls, *warnings(model, shape, path))
     closing = codes_closing(walls)
     states = {p: PathState(open=not closing[p], fits=_anywhere(places, p), walls=closing[p]) for p in PATHS}
-    after = _after_fix(facts, shape, own, sizes, states, path)
-    next_step = _after_install(facts, shape, sizes) if facts.absent("torch") else None
+    after = _after_fix(facts, asked, own, sizes, states, path)
+    next_step = _after_install(facts, asked, sizes) if facts.absent("torch") else None
     team = _team(facts, shape, place, path, sizes)
     if team is not None and path is not None and team.have_gib != place.have_gib and place.card is not None:
         known = card_memory(facts, place.card.gpu)[1]
         settled = {**place.settled, **_settle(shape, (path,), team.have_gib, known, sizes)}
         place = replace(place, have_gib=team.have_gib, settled=settled)
-    choice = _Choice(model, shape, places, place, team, path, walls, states)
+    choice = _Choice(asked, places, place, team, path, walls, states)
     return Diagnosis(_plan(choice, _promises(next_step, after, path)), walls, states, after, facts)
 
 
@@ -123,13 +123,13 @@ def _promises(installed: str | None, after: str | None, now: str | None) -> tupl
     return tuple(Reason(About.PROMISE, text) for text in said)
 
 
-def _after_install(facts: Facts, shape: Shape | None, sizes: Sizes) -> str | None:
+def _after_install(facts: Facts, model: Model, sizes: Sizes) -> str | None:
     """The best path once the help of TORCH-ABSENT alone was followed."""
     then = after_install(facts, walls_vllm.newest_fitting(facts)[0])
     if then is None:
         return None
-    own = [*machine_walls(then), *lock_walls(then)]
-    return min(_places(then, shape, own, sizes), key=_preference).best()
+    own = [*machine_walls(then, model), *lock_walls(then)]
+    return min(_places(then, model, own, sizes), key=_preference).best()
 
 
 def _preference(place: _Place) -> tuple[int, float, bool]:
@@ -138,19 +138,19 @@ def _preference(place: _Place) -> tuple[int, float, bool]:
     return (_RANK[path] if path else len(PATHS), -(place.have_gib or 0.0), screen)
 
 
-def _places(facts: Facts, shape: Shape | None, own: Iterable[Wall], sizes: Sizes) -> list[_Place]:
+def _places(facts: Facts, model: Model, own: Iterable[Wall], sizes: Sizes) -> list[_Place]:
     """The cards, best first, and the system itself for the `cpu` path."""
     own = list(own)
     refused = walls_vllm.memory_refused(facts)
     found = []
     for card in sorted(cards_or_unknown(facts), key=better, reverse=True):
         have, known_free = card_memory(facts, card.gpu)
-        closed = closed_on(facts, card, own, shape) | {"cpu"}
-        settled = _settle(shape, PATHS[:-1], have, known_free, sizes)
+        closed = closed_on(facts, card, own, model) | {"cpu"}
+        settled = _settle(model.shape, PATHS[:-1], have, known_free, sizes)
         found.append(_Place(card, have, closed, settled, refused))
     closed = frozenset(PATHS[:-1]) | closed_on(facts, None, own)
     free = system_gib(facts)
-    found.append(_Place(None, free, closed, _settle(shape, ("cpu",), free, True, sizes), False))
+    found.append(_Place(None, free, closed, _settle(model.shape, ("cpu",), free, True, sizes), False))
     return found
 
 
@@ -179,7 +179,7 @@ def _anywhere(places: Iterable[_Place], path: str) -> bool | None:
 
 def _after_fix(
     facts: Facts,
-    shape: Shape | None,
+    model: Model,
     own: Iterable[Wall],
     sizes: Sizes,
     states: Mapping[str, PathState],
@@ -188,7 +188,7 @@ def _after_fix(
     """The best path once the helps that need no new hardware were followed: software set right, memory free."""
     best = [now] if now else []
     for card in cards_or_unknown(facts):
-        closed = {p for w in lasting((*own, *card_walls(facts, card, shape))) for p in w.closes} | {"cpu"}
+        closed = {p for w in lasting((*own, *card_walls(facts, card, model))) for p in w.closes} | {"cpu"}
         if not walls_vllm.reachable(facts, card) and not all(states[p].open for p in VLLM_PATHS if p not in closed):
             closed |= set(VLLM_PATHS)
         if not torch_reaches(facts, card):
@@ -197,10 +197,10 @@ def _after_fix(
         held = walls_gpu.held_gib(card)
         if have is not None and held is not None:
             have += held
-        place = _Place(card, have, frozenset(closed), _settle(shape, PATHS[:-1], have, known, sizes), False)
+        place = _Place(card, have, frozenset(closed), _settle(model.shape, PATHS[:-1], have, known, sizes), False)
         best += [found] if (found := place.best()) else []
     ram = facts.host.ram_gib
-    if _Place(None, ram, frozenset(PATHS[:-1]), _settle(shape, ("cpu",), ram, True, sizes), False).best():
+    if _Place(None, ram, frozenset(PATHS[:-1]), _settle(model.shape, ("cpu",), ram, True, sizes), False).best():
         best.append("cpu")
     return min(best, key=_RANK.__getitem__, default=None)
 
@@ -217,7 +217,7 @@ def _plan(c: _Choice, promises: tuple[Reason, ...]) -> Plan:
         dtype=_dtype(path, place.closed),
         quantization=None if path is None else "fp8" if path in FP8_PATHS else "nf4" if path == "qlora-hf" else None,
         gpus=c.team.gpus if c.team is not None else (),
-        model=c.model,
+        model=c.model.name,
         memory=memory,
         micro_batch=settled.micro_batch if settled else None,
         rollout_rows=settled.rollout_rows if settled else None,
@@ -247,9 +247,9 @@ def _reasons(c: _Choice, promises: tuple[Reason, ...]) -> Iterable[Reason]:
         if settled := place.settled.get(path):
             yield Reason(About.MEMORY if settled.fits else About.UNKNOWN, settled.reason)
     yield from _why_nothing_better(c)
-    if c.model and c.shape is None:
+    if c.model.name and c.model.shape is None:
         unknown = (
-            f"{c.model} is not known here, so nothing is said about memory; name a local folder, or a size like 7B"
+            f"{c.model.name} is not known here, so nothing is said about memory; name a local folder, or a size like 7B"
         )
         yield Reason(About.UNKNOWN, unknown)
     if place.card is not None and place.have_gib is None and path:

@@ -89,12 +89,6 @@ def probe(*, children: bool = True, timeout_s: float = 12, say: Callable[[str], 
     )
 
 
-def installed() -> Facts:
-    """What is installed, from metadata alone, in a moment; of the machine nothing."""
-    versions, metadata = packages(Ledger())
-    return Facts(packages=MappingProxyType(versions), extra=MappingProxyType(metadata))
-
-
 def with_cpu_rates(facts: Facts, timeout_s: float = 12) -> Facts:
     """The facts with what a child measured of the CPU; as they are where torch is not installed or says nothing."""
     if facts.version("torch") is None:

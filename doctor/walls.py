@@ -9,27 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from doctor import walls_fp8, walls_gpu, walls_several, walls_stack, walls_torch, walls_vllm
+from doctor import walls_fp8, walls_gpu, walls_model, walls_several, walls_stack, walls_torch, walls_vllm
 from doctor.diagnosis import PATHS, VLLM_PATHS, Wall
 from doctor.facts import Facts
 from doctor.readings import Card, cards, hidden
-from doctor.shapes import Shape
 from doctor.versions import Pair
 from doctor.walls_locks import lock_walls
+from doctor.walls_model import Model
 from doctor.walls_proof import proof_walls
 
+NO_MODEL = Model()
 # Codes of walls that no software lifts: what they close stays closed in `after_fix`.
 LASTING = frozenset(
     {
         "GPU-NONE", "GPU-INTEL", "GPU-APPLE", "BF16-HARDWARE", "FP8-HARDWARE", "FP8-AMD", "FP8-HF-UNPROVEN",
-        "VLLM-MACOS", "VLLM-CAPABILITY", "VLLM-GPU-TOO-OLD",
+        "VLLM-MACOS", "VLLM-CAPABILITY", "VLLM-GPU-TOO-OLD", "MODEL-FLOAT16",
     }
 )  # fmt: skip
 
 
-def find_walls(facts: Facts, shape: Shape | None = None) -> tuple[Wall, ...]:
-    """Every wall, those that close most first, warnings last; `shape` is the model's, if one is known."""
-    found = [*machine_walls(facts), *_of_all_cards(facts, shape)]
+def find_walls(facts: Facts, model: Model = NO_MODEL) -> tuple[Wall, ...]:
+    """Every wall, those that close most first, warnings last."""
+    found = [*machine_walls(facts, model), *_of_all_cards(facts, model)]
     usable = walls_vllm.without_unusable(facts)
     found += [w for w in lock_walls(usable) if _matters(facts, w)]
     found += _warnings(usable)
@@ -37,13 +38,14 @@ def find_walls(facts: Facts, shape: Shape | None = None) -> tuple[Wall, ...]:
     return tuple(sorted(distinct, key=lambda w: (not w.closes, -len(w.closes))))
 
 
-def machine_walls(facts: Facts) -> list[Wall]:
+def machine_walls(facts: Facts, model: Model = NO_MODEL) -> list[Wall]:
     """Walls that hold for every card alike."""
     absent, nothing = walls_torch.torch_absent(facts), walls_gpu.no_card(facts)
     if absent is not None:
         return [w for w in (absent, nothing or walls_vllm.platform_wall(facts)) if w is not None]
     proofs = proof_walls(facts)
-    broken = [w for w in (walls_torch.import_wall(facts),) if w is not None]
+    stack = walls_torch.import_wall(facts), *walls_stack.stack_walls(facts), walls_model.unread_wall(facts, model.name)
+    broken = [w for w in stack if w is not None]
     if nothing is not None:
         return [*broken, nothing, *(w for w in proofs if "cpu" in w.closes)]
     return [
@@ -55,23 +57,25 @@ def machine_walls(facts: Facts) -> list[Wall]:
     ]
 
 
-def card_walls(facts: Facts, card: Card, shape: Shape | None = None) -> list[Wall]:
-    """Walls of one card: its silicon, and what the installed software has for it."""
+def card_walls(facts: Facts, card: Card, model: Model = NO_MODEL) -> list[Wall]:
+    """Walls of one card: its silicon, what the installed software has for it, and what the model would do on it."""
     if walls_gpu.no_card(facts) is not None:
         return []
     software = walls_torch.arch_wall(facts, card), walls_fp8.gate_wall(facts, card), walls_vllm.card_wall(facts, card)
-    return [*walls_gpu.card_walls(facts, card), *filter(None, (*software, walls_gpu.unproven_fp8(card, shape)))]
+    silicon = list(walls_gpu.card_walls(facts, card))
+    float16 = walls_model.float16_wall(model.name) if any(w.code == "BF16-HARDWARE" for w in silicon) else None
+    return [*silicon, *filter(None, (*software, walls_gpu.unproven_fp8(card, model.shape), float16))]
 
 
-def closed_on(facts: Facts, card: Card | None, walls: Iterable[Wall], shape: Shape | None = None) -> frozenset[str]:
+def closed_on(facts: Facts, card: Card | None, walls: Iterable[Wall], model: Model = NO_MODEL) -> frozenset[str]:
     """The paths that are closed on one card; `walls` are the machine's own, with TRL's lock among them."""
-    own = card_walls(facts, card, shape) if card is not None else []
+    own = card_walls(facts, card, model) if card is not None else []
     return frozenset(path for wall in (*walls, *own) for path in wall.closes)
 
 
-def _of_all_cards(facts: Facts, shape: Shape | None) -> list[Wall]:
+def _of_all_cards(facts: Facts, model: Model) -> list[Wall]:
     """The cards' walls, each closing only what is closed on every card; told by the best card, the others after it."""
-    by_card = [(card, card_walls(facts, card, shape)) for card in sorted(cards(facts) or (), key=better, reverse=True)]
+    by_card = [(card, card_walls(facts, card, model)) for card in sorted(cards(facts) or (), key=better, reverse=True)]
     closed = [frozenset(p for w in walls for p in w.closes) for _, walls in by_card]
     everywhere = frozenset(PATHS).intersection(*closed) if closed else frozenset()
     # Another build of torch or CUDA is advice for the best card; of the others only what their silicon closes is told.
@@ -105,8 +109,7 @@ def _matters(facts: Facts, wall: Wall) -> bool:
 
 def _warnings(facts: Facts) -> list[Wall]:
     if facts.absent("torch"):
-        own = [*walls_gpu.warnings(facts), *walls_several.warnings(facts), *walls_stack.warnings(facts)]
-        return [w for w in own if w.code not in ("STACK-INCOMPLETE",)]
+        return [*walls_gpu.warnings(facts), *walls_several.warnings(facts), *walls_stack.warnings(facts)]
     if walls_gpu.no_card(facts) is not None and not hidden(facts):
         own = [*walls_several.warnings(facts), *walls_stack.warnings(facts)]
         return [w for w in own if w.code != "UNSLOTH-IMPORT"]  # it wants a GPU

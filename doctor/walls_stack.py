@@ -1,13 +1,14 @@
-"""Walls of bitsandbytes, and warnings about what else is installed, the Python, shared memory and the hub."""
+"""Walls of bitsandbytes and of what every training needs; warnings about what else is installed, the Python and the hub."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from packaging.version import Version
 
-from doctor.diagnosis import Help, Wall
+from doctor.diagnosis import PATHS, Help, Wall
 from doctor.facts import Facts
 from doctor.locks import installed, need
 from doctor.readings import Card, all_amd, build, cards, jetson
@@ -17,7 +18,7 @@ from doctor.versions import allows, pair, shown, specifiers, version
 _SET = Help("Install a set that belongs together, in a fresh environment", "grpo-doctor --install-plan", "likely")
 NEW_PYTHON = Help("Make an environment with another Python", "uv venv --python 3.12", "certain")
 _TRITON_ALONE, _IN_TORCH_TOO = ">=1.15,<1.16", ">=1.16,<1.17"  # releases of TRL
-_NEEDED = ("transformers", "trl", "peft", "accelerate", "datasets")
+NEEDED = ("transformers", "trl", "peft", "accelerate", "datasets")  # by every training, beside torch
 
 
 def bitsandbytes_wall(facts: Facts) -> Wall | None:
@@ -76,7 +77,7 @@ def _bnb_cause(facts: Facts, error: str) -> tuple[str, tuple[Help, ...]]:
 
 def warnings(facts: Facts) -> Iterator[Wall]:
     """Closes nothing: each of these breaks a run later, or a backend that no path needs."""
-    makers = (_python, _incomplete, _out_of_range, fused_head, _unsloth_import, _offline, _bnb_build, _compiler)
+    makers = (_python, _out_of_range, _unsloth_import, _offline, _bnb_build, _compiler)
     yield from filter(None, (make(facts) for make in makers))
 
 
@@ -96,13 +97,23 @@ def _python(facts: Facts) -> Wall | None:
     )
 
 
+def stack_walls(facts: Facts) -> Iterator[Wall]:
+    """What closes every path alike, whatever the card: a package that is missing, a TRL that cannot train without another."""
+    yield from filter(None, (_incomplete(facts), _fused_head(facts)))
+
+
+def for_evaluation(facts: Facts) -> Facts:
+    """The facts as an evaluation has them: it computes no loss, so the Triton that only a loss needs is not asked for."""
+    return facts if _fused_head(facts) is None else replace(facts, packages={**facts.packages, "triton": None})
+
+
 def _incomplete(facts: Facts) -> Wall | None:
-    gone = [name for name in _NEEDED if facts.absent(name)]
-    if not gone or facts.absent("torch"):
+    gone = [name for name in NEEDED if facts.absent(name)]
+    if not gone:
         return None
     return Wall(
         "STACK-INCOMPLETE",
-        (),
+        PATHS,
         f"Packages that training needs are not installed: {', '.join(gone)}",
         ("; ".join(f"packages.{name} = absent" for name in gone), "every path trains with them"),
         (
@@ -118,7 +129,7 @@ def _install(ranges: Mapping[str, str]) -> str:
 
 def _out_of_range(facts: Facts) -> Wall | None:
     """Installed packages that this project was not made for: a run fails on them where no path does."""
-    seen = {name: version(facts.version(name)) for name in ("torch", "vllm", *_NEEDED, "bitsandbytes")}
+    seen = {name: version(facts.version(name)) for name in ("torch", "vllm", *NEEDED, "bitsandbytes")}
     out = {name: OURS[name] for name, v in seen.items() if v is not None and not allows(specifiers(OURS[name]), v)}
     if not out:
         return None
@@ -138,14 +149,14 @@ def _out_of_range(facts: Facts) -> Wall | None:
     )
 
 
-def fused_head(facts: Facts) -> Wall | None:
+def _fused_head(facts: Facts) -> Wall | None:
     """TRL 1.15 has its loss in Triton alone; from 1.16 on also in torch (read in both; the first step of 1.15 failed)."""
     trl = version(facts.version("trl"))
     if trl is None or not allows(specifiers(_TRITON_ALONE), trl) or not facts.absent("triton"):
         return None
     return Wall(
         "TRL-TRITON",
-        (),
+        PATHS,
         f"trl {facts.version('trl')} cannot train here: its loss is written in Triton, which is not installed",
         ("packages.triton = absent", "trl 1.15 computes its fused head in Triton alone, 1.16 in torch too"),
         tuple(_without_triton(facts)),

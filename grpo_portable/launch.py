@@ -6,7 +6,6 @@ The I/O around the pure parts: probing the machine, asking for the hub, printing
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import os
 import shlex
@@ -17,9 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from doctor.diagnosis import About, Diagnosis, Reason, diagnosis_to_json
+from doctor.diagnosis import PATHS, About, Diagnosis, Reason, diagnosis_to_json
 from doctor.facts import Facts, facts_to_json
-from doctor.walls_stack import fused_head
+from doctor.walls import machine_walls
+from doctor.walls_model import Model
+from doctor.walls_stack import for_evaluation
 from grpo_portable import reach
 from grpo_portable.data import sets
 from grpo_portable.data.rows import SUFFIXES
@@ -27,7 +28,6 @@ from grpo_portable.errors import (
     DataError,
     GrpoPortableError,
     Interrupted,
-    ModelError,
     PathClosed,
     RecipeError,
     RunFolderError,
@@ -44,7 +44,6 @@ from grpo_portable.run import folder as run_folder
 from grpo_portable.supervision import supervisor
 
 RUNS = Path("runs")
-TRAINING_STACK = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: 
             longer = f"grpo-portable train {folder.word}/recipe.yaml --set steps={2 * steps} --out NEW"
             _say_wrapped(f"its {steps} steps are made; to train longer begin a new run: {longer}")
         return
-    _may_start(folder.recipe())
+    _may_go_on(folder.recipe())
     _say(f"run folder: {folder.path}\n")
     if told := _go_on(folder, gpus=gpus, retry_fast=retry_fast):
         _say(told)
@@ -159,7 +158,7 @@ def evaluate(task: EvalTask, *, out: Path | None) -> None:
     """Evaluate a model, with or without an adapter, in a run folder of its own."""
     if task.told:
         _say(task.told)
-    prepared = prepare(task.recipe, auto=True, overrides=task.overrides)
+    prepared = prepare(task.recipe, auto=True, overrides=task.overrides, trains=False)
     _may_start(prepared.settled.recipe, trains=False)
     folder = new_folder(replace(prepared, name="eval"), out)
     folder.write_json("task.json", task.to_json())
@@ -180,7 +179,7 @@ def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
             folder.update_json("task.json", base_too=True)
     if _was_finished(folder):
         return
-    _may_start(folder.recipe(), trains=False)
+    _may_go_on(folder.recipe(), trains=False)
     _say(f"run folder: {folder.path}\n")
     finish(folder, fallback=True)
 
@@ -192,8 +191,12 @@ def prepare(
     overrides: Sequence[str],
     facts_file: str | None = None,
     gpus: tuple[int, ...] | None = None,
+    trains: bool = True,
 ) -> Prepared:
-    """Look at the machine, or at the facts of a saved one, choose or read the recipe, and settle it. Nothing is written."""
+    """Look at the machine, or at the facts of a saved one, choose or read the recipe, and settle it. Nothing is written.
+
+    `trains` is False for an evaluation, which needs less.
+    """
     if name is None and not auto:
         raise RecipeError(
             "no recipe was named", help="`grpo-portable train --auto`, or name one of `grpo-portable recipes`"
@@ -212,9 +215,12 @@ def prepare(
     if not facts_file:  # another machine has its own files
         known_files(recipe)
     can_run = None if facts_file else unavailable(recipe)
-    settled, diagnosis = planning.plan(recipe, facts, auto=auto, can_run=can_run, asked=gpus)
+    judged = facts if trains else for_evaluation(facts)
+    settled, diagnosis = planning.plan(recipe, judged, auto=auto, can_run=can_run, asked=gpus)
     told = [Reason(About.RUN, note) for note in notes]
-    return Prepared(Path(str(name)).stem, replace(settled, reasons=(*told, *settled.reasons)), diagnosis)
+    return Prepared(
+        Path(str(name)).stem, replace(settled, reasons=(*told, *settled.reasons)), replace(diagnosis, facts=facts)
+    )
 
 
 def recipes(*, plain: bool, as_json: bool, facts_file: str | None) -> str:
@@ -226,7 +232,7 @@ def recipes(*, plain: bool, as_json: bool, facts_file: str | None) -> str:
     if plain:
         return listing.plain()
     facts = saved_facts(facts_file) if facts_file else _quick_look()
-    rows = listing.rows(facts, None if facts_file else listing.Here(unavailable, _out_of_reach()))
+    rows = listing.rows(facts, None if facts_file else listing.Here(unavailable, _lacking()))
     if as_json:
         return json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False)
     return listing.text(rows, listing.machine(facts))
@@ -251,6 +257,14 @@ def known_rewards(recipe: Recipe) -> None:
             rewards.resolve([name], recipe.answer_style)
 
 
+def whole_rewards(recipe: Recipe) -> None:
+    """RecipeError for a reward of ours that lacks what it needs, such as a package."""
+    from grpo_portable import rewards
+
+    ours = [name for name in recipe.rewards if ":" not in name]
+    rewards.resolve(ours, recipe.answer_style, max_completion_tokens=recipe.max_completion_tokens)
+
+
 def known_template(recipe: Recipe) -> None:
     """RecipeError for a chat template that is no file."""
     if recipe.chat_template not in ("auto", "none") and not is_template(recipe.chat_template):
@@ -272,27 +286,44 @@ def known_files(recipe: Recipe) -> None:
         reach.located(recipe.model)
 
 
-def _may_start(recipe: Recipe, *, trains: bool = True) -> None:
-    """What a start is refused for before anything is loaded or written: a missing package, a model or questions that are
-    neither here nor to be had, or that cannot be used.
+def _looked_at(recipe: Recipe, *, trains: bool = True) -> tuple[str | None, tuple[str, ...]]:
+    """(that the run stays offline, None where it does not; notes on the questions) of a plan that is about to start.
 
-    Where the hub is out of reach and everything is here, the run stays offline and says so.
+    Raises what a start is refused for before anything is loaded or written: a reward that lacks its package, a model or
+    questions that are neither here nor to be had, or that cannot be used.
     """
-    _need_training_stack(recipe.model, trains)
-    if offline := within_reach(recipe, trains=trains):
+    if trains:
+        whole_rewards(recipe)
+    offline = within_reach(recipe, trains=trains)
+    if offline:
         reach.stay_offline()
-        _say(f"the hub is out of reach ({offline}): model and data are this machine's own copies")
-    _look_at_questions(recipe, trains=trains)
+        offline = f"the hub is out of reach ({offline}): model and data are this machine's own copies"
+    return offline, _look_at_questions(recipe, trains=trains)
+
+
+def _may_start(recipe: Recipe, *, trains: bool = True) -> None:
+    """Raise what a start is refused for, and say whether the run stays offline."""
+    offline, _ = _looked_at(recipe, trains=trains)
+    if offline:
+        _say(offline)
+
+
+def _may_go_on(recipe: Recipe, *, trains: bool = True) -> None:
+    """`_may_start` of a run that was planned before, maybe with other packages: PathClosed where every path is closed now."""
+    facts = _untried()
+    for wall in machine_walls(facts if trains else for_evaluation(facts), Model(recipe.model)):
+        if set(wall.closes) >= set(PATHS):
+            raise PathClosed(wall.fact, because=wall.because[-1], help=first_help(wall))
+    _may_start(recipe, trains=trains)
 
 
 def _outlook(recipe: Recipe) -> tuple[GrpoPortableError | None, tuple[str, ...]]:
-    """What a start of a training would be refused for now, None for nothing, and what it would note of the questions."""
+    """What a start of a training would be refused for now, None for nothing, and what it would note."""
     try:
-        _need_training_stack(recipe.model)
-        within_reach(recipe)
-        return None, _look_at_questions(recipe)
+        offline, notes = _looked_at(recipe)
     except GrpoPortableError as error:
         return error, ()
+    return None, (*([offline] if offline else []), *notes)
 
 
 def _look_at_questions(recipe: Recipe, *, trains: bool = True) -> tuple[str, ...]:
@@ -310,15 +341,16 @@ def within_reach(recipe: Recipe, *, trains: bool = True) -> str | None:
     return reach.require(recipe.model, _sources(recipe, trains=trains))
 
 
-def _out_of_reach() -> Callable[[Recipe], str | None]:
-    """Why a training could not have its model or questions, None for a yes; the hub is asked once for all recipes."""
+def _lacking() -> Callable[[Recipe], str | None]:
+    """Why a training could not have its rewards, model or questions, None for a yes; the hub is asked once for all recipes."""
     hub = functools.cache(reach.hub)
 
     def why_not(recipe: Recipe) -> str | None:
         try:
+            whole_rewards(recipe)
             reach.require(recipe.model, _sources(recipe), hub)
-        except (ModelError, DataError) as error:
-            return f"{error.fact} ({error.because})"
+        except GrpoPortableError as error:
+            return error.fact + (f" ({error.because})" if error.because else "")
         return None
 
     return why_not
@@ -335,17 +367,18 @@ def _probe() -> Facts:
     return probes.probe()
 
 
-def _installed() -> Facts:
+def _untried() -> Facts:
+    """The facts without trials, in a moment."""
     from doctor import probes
 
-    return probes.installed()
+    return probes.probe(children=False)
 
 
 def _quick_look() -> Facts:
     """The facts without trials; a machine without a card has its CPU measured, since time is what decides there."""
     from doctor import probes
 
-    facts = probes.probe(children=False)
+    facts = _untried()
     return facts if facts.gpus else probes.with_cpu_rates(facts)
 
 
@@ -504,22 +537,3 @@ def _runs(*, trains: bool) -> list[run_folder.RunFolder]:
 
 def _trains(folder: Path) -> bool:
     return run_folder.open_run(folder).read_json("task.json").get("only") != "evaluate"
-
-
-def _need_training_stack(model: str, trains: bool = True) -> None:
-    """PathClosed when what every path needs is missing or cannot train here, ModelError when this model's file needs more."""
-    missing = [name for name in TRAINING_STACK if importlib.util.find_spec(name) is None]
-    if missing:
-        raise PathClosed(
-            f"{', '.join(missing)} not installed",
-            because="the base install is only the doctor, so that the right torch can be chosen first",
-            help="`grpo-doctor --install-plan` prints the commands for this machine",
-        )
-    if trains and (wall := fused_head(_installed())) is not None:
-        raise PathClosed(wall.fact, because=wall.because[-1], help=first_help(wall))
-    if model.lower().endswith(".gguf") and importlib.util.find_spec("gguf") is None:
-        raise ModelError(
-            f"model `{model}` cannot be read",
-            because="the package gguf is not installed",
-            help='pip install "gguf>=0.17"',
-        )

@@ -46,11 +46,11 @@ class Row:
 class Here:
     """What is asked of this machine besides its facts: None as an answer is a yes.
 
-    `can_run`: what its installation has no engine for. `out_of_reach`: why model or questions are not to be had.
+    `can_run`: what its installation has no engine for. `lacking`: why rewards, model or questions are not to be had.
     """
 
     can_run: Callable[[Recipe], dict[str, str | None]]
-    out_of_reach: Callable[[Recipe], str | None]
+    lacking: Callable[[Recipe], str | None]
 
 
 def rows(facts: Facts, here: Here | None) -> list[Row]:
@@ -90,7 +90,7 @@ def row(entry: catalogue.Entry, facts: Facts, here: Here | None) -> Row:
     estimated = time is not None and not measured
     if step and estimated and step.low_s * recipe.steps > TOO_LONG_S:
         return no(f"{path} has room, but {time}", path, time, estimated)
-    lacks = here.out_of_reach(replace(recipe, model="embedded") if open_model else recipe) if here else None
+    lacks = here.lacking(replace(recipe, model="embedded") if open_model else recipe) if here else None
     if lacks and not open_model:
         return no(lacks, path, time, estimated)
     room = "memory unknown"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from doctor import memory
 from doctor.diagnosis import PATHS, About, Diagnosis, Reason, Wall
 from doctor.readings import cards
-from grpo_portable.combinations import UNSLOTH_PATHS, float16_refusal, on_path, samples_elsewhere
+from grpo_portable.combinations import UNSLOTH_PATHS, on_path, samples_elsewhere
 from grpo_portable.errors import PathClosed, RecipeError
 from grpo_portable.recipe import Recipe, check
 
@@ -154,7 +154,7 @@ def _path(
         state = diagnosis.paths.get(path)
         if state is None or not state.open or state.fits is False:
             continue
-        why_not = can_run.get(path) or _unfit(recipe, diagnosis, path)
+        why_not = can_run.get(path) or _unfit(recipe, path)
         if why_not is None:
             return path, reasons, passed
         passed[path] = why_not
@@ -205,7 +205,7 @@ def _asked_for(recipe: Recipe, diagnosis: Diagnosis, can_run: Mapping[str, str |
             because=wall.fact if wall else None,
             help=first_help(wall) or (f"the best open path is {best}: --path {best}" if best else None),
         )
-    why_not = can_run.get(path) or _unfit(recipe, diagnosis, path)
+    why_not = can_run.get(path) or _unfit(recipe, path)
     if why_not:
         raise PathClosed(f"path {path} cannot run", because=why_not)
     return path
@@ -217,13 +217,10 @@ def _insisted(diagnosis: Diagnosis, path: str) -> list[Wall]:
     return [w for w in diagnosis.walls if state is not None and w.code in INSISTED.intersection(state.walls)]
 
 
-def _unfit(recipe: Recipe, diagnosis: Diagnosis, path: str) -> str | None:
+def _unfit(recipe: Recipe, path: str) -> str | None:
     """Why an open path is none for this recipe."""
-    if refused := on_path(recipe, path):
-        return refused.because
-    state = diagnosis.paths.get("bf16-hf")
-    old_card = path == "qlora-hf" and state is not None and "BF16-HARDWARE" in state.walls
-    return float16_refusal(recipe.model) if old_card else None
+    refused = on_path(recipe, path)
+    return refused.because if refused else None
 
 
 def _no_8_bit_states(recipe: Recipe, diagnosis: Diagnosis) -> str | None:

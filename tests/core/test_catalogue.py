@@ -356,7 +356,7 @@ def test_what_is_neither_here_nor_to_be_had_does_not_run_here(
     monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
     monkeypatch.setattr(launch.reach, "hub", lambda: asked.append(True) or launch.reach.Reach(False, "it is away"))
     facts = card("NVIDIA GeForce RTX 4060 Laptop GPU", "8.9", 8.0)
-    rows = listing.rows(facts, listing.Here(lambda _: {}, launch._out_of_reach()))
+    rows = listing.rows(facts, listing.Here(lambda _: {}, launch._lacking()))
     row = next(row for row in rows if row.name == name)
     assert (row.fits, words in row.why, len(asked)) == (fits, True, 1), row
     assert not any(row.fits and row.name.startswith("gsm8k-qwen") for row in rows)

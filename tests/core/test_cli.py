@@ -1,20 +1,24 @@
 """The command line: every mistake is one to three lines and an exit code, nothing is lost, and `--auto` says its plan."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import run_folders
 
 from doctor.facts import Facts
+from doctor.plan import diagnose
 from grpo_portable import cli, launch
-from grpo_portable.errors import ModelError, PathClosed, UsageError
+from grpo_portable.errors import PathClosed, RecipeError, UsageError
+from grpo_portable.plan import listing
 from grpo_portable.recipe import Recipe, load, override, to_yaml
 from grpo_portable.run import folder as run_folder
 
@@ -182,15 +186,24 @@ def test_dry_run_says_the_plan_and_writes_nothing(tmp_path):
 
 
 def test_a_dry_run_says_what_a_start_would_be_refused_for_and_is_silent_of_another_machine(monkeypatch, capsys):
-    monkeypatch.setattr(launch, "TRAINING_STACK", ("no_such_package",))
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "math_verify" else real(name, *more)
+    )
     facts = Path(__file__).parents[1] / "doctor" / "saved" / "h200-torch211-bare.json"
-    asked = {"auto": True, "overrides": ["path=auto"], "out": None, "dry_run": True, "fallback": True}
+    asked = {"auto": True, "out": None, "dry_run": True, "fallback": True}
+    asked["overrides"] = ["path=auto", "rewards=[symbolic_correctness]"]
     assert launch.train("arithmetic-embedded", **asked, facts_file=str(facts)) == 0
     assert "would not start" not in capsys.readouterr().out
     monkeypatch.setattr(launch, "_probe", lambda: launch.saved_facts(str(facts)))
-    assert launch.train("arithmetic-embedded", **asked) == PathClosed.exit_code
+    assert launch.train("arithmetic-embedded", **asked) == RecipeError.exit_code
     plan, _, refused = capsys.readouterr().out.partition("it would not start now\n")
-    assert plan.startswith("plan\n") and "no_such_package not installed" in refused and "help: `grpo-doctor" in refused
+    assert plan.startswith("plan\n") and "needs math-verify, which is not installed" in unwrapped(refused)
+    rows = {
+        row.name: row
+        for row in listing.rows(launch.saved_facts(str(facts)), listing.Here(lambda _: {}, launch._lacking()))
+    }
+    assert rows["dapo-qwen3-14b-80gb"].fits is False and "math-verify" in rows["dapo-qwen3-14b-80gb"].why
 
 
 @pytest.mark.parametrize(
@@ -324,15 +337,6 @@ def test_a_folder_that_holds_no_model_is_refused_alike_in_a_dry_run_and_at_a_sta
     assert not (tmp_path / "out").exists()
 
 
-def test_a_gguf_model_without_its_package_is_told_before_libraries_are_loaded(tmp_path, monkeypatch):
-    real = launch.importlib.util.find_spec
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None if name == "gguf" else real(name))
-    launch._need_training_stack("embedded")
-    with pytest.raises(ModelError, match="cannot be read") as told:
-        launch._need_training_stack("model.Q4_1.GGUF")
-    assert told.value.because == "the package gguf is not installed"
-
-
 def test_a_run_can_be_repeated_from_its_own_recipe_and_its_folder_is_kept(tmp_path):
     small = ["--set", "steps=2", "--set", "eval_limit=8", "--set", "eval_samples=0", "--set", "prompts_per_step=2"]
     small += ["--set", "micro_batch=8", "--path", "cpu"]
@@ -434,11 +438,37 @@ def test_what_holds_no_facts_is_one_clear_error(tmp_path: Path, text: str) -> No
         launch.saved_facts(str(tmp_path / "facts.json"))
 
 
-@pytest.mark.parametrize("trains", [True, False])
-def test_a_trl_that_needs_triton_keeps_from_training_alone(trains, monkeypatch):
-    found = Facts(packages={"trl": "1.15.0", "triton": "absent"})
-    monkeypatch.setattr(launch, "_installed", lambda: found)
-    refused = pytest.raises(PathClosed, match=r"cannot train here.*not installed, because trl 1.15 computes")
-    with refused if trains else contextlib.nullcontext() as told:
-        launch._need_training_stack("embedded", trains)
-    assert told is None or "trl>=1.16,<1.17" in told.value.help
+_NO_TRITON = {"trl": "1.15.0", "triton": "absent"}
+
+
+@pytest.mark.parametrize(
+    ("packages", "model", "trains", "words"),
+    [
+        (_NO_TRITON, "embedded", True, ["cannot train here", "trl>=1.16,<1.17"]),
+        (_NO_TRITON, "embedded", False, None),
+        ({"peft": "absent"}, "embedded", False, ["not installed: peft", 'pip install "peft>=']),
+        ({"gguf": "absent"}, "model.Q4_1.GGUF", True, ["the package gguf that reads it is not installed", "gguf>="]),
+        ({"gguf": "absent"}, "embedded", True, None),
+    ],
+)
+def test_doctor_list_start_and_resume_say_the_same(monkeypatch, packages, model, trains, words):
+    """A package that every path needs: the doctor closes them all, and nothing starts; an evaluation needs less."""
+    facts = Facts(gpus=(), packages={"torch": "2.13.0+cpu", **packages})
+    monkeypatch.setattr(launch, "_untried", lambda: facts)
+    monkeypatch.setattr(launch, "_probe", lambda: facts)
+    monkeypatch.setattr(launch, "known_files", lambda recipe: None)  # of the model that is only named here
+    monkeypatch.setattr(launch, "_may_start", lambda recipe, trains: None)
+    recipe = replace(load(launch.catalogue.find("arithmetic-embedded")), model=model)
+    starts = (
+        lambda: launch.prepare("arithmetic-embedded", auto=True, overrides=[f"model={model}"], trains=trains),
+        lambda: launch._may_go_on(recipe, trains=trains),
+    )
+    for start in starts:
+        with contextlib.nullcontext() if words is None else pytest.raises(PathClosed) as told:
+            start()
+        assert words is None or all(word in "\n".join(told.value.lines()) for word in words)
+    open_ = {path for path, state in diagnose(facts, model).paths.items() if state.open}
+    assert open_ == ({"cpu"} if words is None and trains else set())
+    if trains and model == "embedded":
+        row = next(row for row in listing.rows(facts, None) if row.name == "arithmetic-embedded")
+        assert row.fits is (words is None), row

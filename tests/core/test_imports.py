@@ -108,7 +108,7 @@ LAYERS = {
     "launch": Layer(
         "launch eval_task cluster cluster.job cluster.nodes",
         "errors recipe run reach data rewards paths report plan supervisor",
-        "facts diagnosis plan probes walls_stack",
+        "facts diagnosis plan probes walls walls_model walls_stack",
     ),
     "bench": Layer(
         "bench bench.cli bench.shapes bench.rollout bench.policy bench.step bench.side bench.checkpoint bench.memory "

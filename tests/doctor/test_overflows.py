@@ -33,15 +33,16 @@ _T4, _4060 = card("Tesla T4", "7.5", 14.7), card("RTX 4060", "8.9", 8.0)
 
 
 @pytest.mark.parametrize(
-    ("gpu", "model", "path", "warns"),
+    ("gpus", "model", "path", "after"),
     [
-        (_T4, "google/gemma-3-1b-it", "fp16-hf", True),
-        (_T4, "google/gemma-3-12b-it", "qlora-hf", True),  # 4-bit weights, float16 arithmetic
-        (_T4, "Qwen/Qwen3-8B", "qlora-hf", False),
-        (_4060, "google/gemma-3-4b-it", "qlora-hf", False),  # 4-bit weights, bfloat16 arithmetic
+        ([_T4], "google/gemma-3-1b-it", "cpu", "cpu"),  # also 4-bit weights compute in float16 there
+        ([_T4], "google/gemma-3n-E2B-it", "cpu", "cpu"),  # of a shape that is not known
+        ([_T4], "Qwen/Qwen3-8B", "qlora-hf", "qlora-hf"),
+        ([_4060], "google/gemma-3-4b-it", "qlora-hf", "qlora-hf"),  # in bfloat16
+        ([_T4, _4060], "google/gemma-3-1b-it", "bf16-hf", "fp8-vllm"),
     ],
 )
-def test_warned_of_where_the_path_computes_in_it(gpu: dict[str, Any], model: str, path: str, warns: bool) -> None:
-    found = diagnose(facts_from_json(machine(gpu)), model)
-    assert found.plan.path == path
-    assert ("MODEL-FLOAT16" in {wall.code for wall in found.walls}) is warns
+def test_no_path_computes_it_in_float16(gpus: list[dict[str, Any]], model: str, path: str, after: str) -> None:
+    found = diagnose(facts_from_json(machine(*gpus)), model)
+    assert (found.plan.path, found.after_fix) == (path, after)
+    assert ("MODEL-FLOAT16" in {wall.code for wall in found.walls}) is (path == "cpu")

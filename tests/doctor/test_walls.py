@@ -50,6 +50,24 @@ def test_a_model_raises_it_and_another_does_not(code: str) -> None:
     assert code not in codes(facts, sparing)
 
 
+@pytest.mark.parametrize(
+    ("packages", "model", "wall"),
+    [
+        ({"datasets": "absent"}, None, "STACK-INCOMPLETE"),
+        ({"trl": "1.15.0", "triton": "absent"}, None, "TRL-TRITON"),
+        ({"gguf": "absent"}, "Qwen3-0.6B-Q8_0.gguf", "MODEL-GGUF"),
+    ],
+)
+@pytest.mark.parametrize("gpus", [(), (card("RTX 4090", "8.9", 23.5),)], ids=["cpu", "gpu"])
+def test_what_every_path_needs_closes_every_path_until_it_is_installed(
+    gpus: tuple[Any, ...], packages: dict[str, str], model: str | None, wall: str
+) -> None:
+    sees = OK if gpus else failed("no CUDA device")
+    found = diagnose(facts_from_json(machine(*gpus, packages=packages, probes={"torch_cuda": sees})), model)
+    assert all(wall in state.walls for state in found.paths.values()) and found.plan.path is None
+    assert found.after_fix == ("fp8-vllm" if gpus else "cpu")
+
+
 def test_every_code_has_a_pair_and_a_page() -> None:
     assert set(CODES) == set(PAIRS) | set(MODEL_PAIRS)
     assert set(CODES) >= LASTING

@@ -164,6 +164,7 @@ PAIRS: dict[str, Pair] = {
 }  # fmt: skip
 # Walls about a model: machine, the model that raises it, one that does not.
 MODEL_PAIRS: dict[str, tuple[Facts, str, str]] = {
+    "MODEL-GGUF": (machine(_4090, packages={"gguf": "absent"}), "Qwen3-4B-Q8_0.gguf", "Qwen/Qwen3-4B"),
     "MODEL-QUANTISED": (machine(_A100, **with_probes(torch("2.10.0+cu128", CU128, vllm="0.19.1"), vllm_start=OK)),
                         "unsloth/Qwen3-4B-bnb-4bit", "Qwen/Qwen3-4B"),
     "MODEL-CPU": (machine(**_LAPTOP), "Qwen/Qwen3-4B", "HuggingFaceTB/SmolLM2-135M-Instruct"),
