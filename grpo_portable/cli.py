@@ -186,11 +186,8 @@ def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     """Rebuild report.md and the charts of a run from its files alone."""
     from grpo_portable.report import page
     from grpo_portable.run import folder as run_folder
-    from grpo_portable.scores import scoring
 
-    folder = run_folder.open_run(run)
-    scoring.score_run(folder)
-    typer.echo(str(page.write_report(folder)))
+    typer.echo(str(page.write_report(run_folder.open_run(run))))
 
 
 @app.command()

@@ -80,7 +80,7 @@ def evaluate(
 
 def _known(files: Iterable[Path]) -> dict[tuple[str, int], bool]:
     """(question's id, number of the sample) → whether it is right, of all answers in the files."""
-    return {(r["id"], r.get("sample", 0)): bool(r.get("correct")) for f in files for r in read_lines(f) if "id" in r}
+    return {(r["id"], r.get("sample", 0)): bool(r.get("correct")) for f in files for r in read_lines(f)}
 
 
 def counted(data: Fitted, file: Path, samples: int = 0) -> Progress:
@@ -110,7 +110,7 @@ def join(data: Fitted, file: Path) -> None:
     """Put the parts that several processes wrote into `file`, and its answers in the order of the questions."""
     parts = shares(file)
     order = {q.id: i for i, q in enumerate(data.questions)}
-    records = {(r["id"], r.get("sample", 0)): r for f in (file, *parts) for r in read_lines(f) if r.get("id") in order}
+    records = {(r["id"], r.get("sample", 0)): r for f in (file, *parts) for r in read_lines(f) if r["id"] in order}
     whole = sorted(records.values(), key=lambda r: (order[r["id"]], r.get("sample", 0)))
     if not parts and whole == list(records.values()):
         return

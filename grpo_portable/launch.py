@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from doctor.diagnosis import PATHS, About, Diagnosis, Reason, diagnosis_to_json
-from doctor.facts import Facts, facts_to_json
+from doctor.facts import Facts, FactsError, facts_from_json, facts_to_json
 from doctor.walls import machine_walls
 from doctor.walls_model import Model
 from doctor.walls_stack import for_evaluation
@@ -146,9 +146,7 @@ def _lower(folder: run_folder.RunFolder) -> str:
 def take(folder: run_folder.RunFolder, gpus: tuple[int, ...]) -> None:
     """Let a run go on with other GPUs than its plan's. UsageError for ones the run's machine has not, or that are not equal."""
     answer = folder.read_json("plan.json")
-    facts = saved_facts(str(folder.path / "facts.json"))
-    recipe = folder.recipe()
-    diagnosis = planning.on_gpus(recipe, facts, gpus)
+    diagnosis = planning.on_gpus(folder.recipe(), _facts_of(folder), gpus)
     answer["plan"] = {**(answer.get("plan") or {}), "gpus": list(diagnosis.plan.gpus)}
     folder.write_json("plan.json", answer)
     folder.write_json("rung.json", {k: v for k, v in folder.rung().items() if k not in ("gpus", "processes")})
@@ -240,12 +238,17 @@ def recipes(*, plain: bool, as_json: bool, facts_file: str | None) -> str:
 
 def saved_facts(file: str) -> Facts:
     """The facts that `grpo-doctor --save-facts` wrote; UsageError when the file holds none."""
-    from doctor.facts import FactsError, facts_from_json
-
     try:
         return facts_from_json(json.loads(Path(file).read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError, FactsError) as error:
         raise UsageError(f"facts file `{file}` cannot be read", because=str(error)) from error
+
+
+def _facts_of(folder: run_folder.RunFolder) -> Facts:
+    try:
+        return facts_from_json(folder.read_json("facts.json"))
+    except FactsError as error:
+        raise folder.unreadable("facts.json", str(error)) from error
 
 
 def known_rewards(recipe: Recipe) -> None:
@@ -331,7 +334,10 @@ def _look_at_questions(recipe: Recipe, *, trains: bool = True) -> tuple[str, ...
     parts = sets.parts(recipe, trains=trains)
     here = [part for part, source in parts.items() if source in reach.BUILT_IN or reach.is_there(source)]
     if len(here) < len(parts):
-        return sets.notes(recipe, {part: sets.load(recipe, part) for part in here})
+        found = {part: sets.load(recipe, part) for part in here}
+        if "train" in found:
+            sets.enough(recipe, found["train"], trains=trains)
+        return sets.notes(recipe, found)
     asked = sets.gather(recipe, trains=trains)
     return (*sets.notes(recipe, asked.by_part()), *asked.told)
 
@@ -391,11 +397,9 @@ def finish(folder: run_folder.RunFolder, *, fallback: bool) -> None:
 def _conclude(folder: run_folder.RunFolder) -> None:
     """Score a run that is done, write its report, and print the verdict."""
     from grpo_portable.report import page
-    from grpo_portable.scores import scoring
 
     try:
         with supervisor.folder_errors(folder):
-            scoring.score_run(folder)
             file = page.write_report(folder)
     except KeyboardInterrupt:
         raise Interrupted(

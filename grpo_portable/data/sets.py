@@ -10,6 +10,7 @@ from typing import NamedTuple
 from grpo_portable.answers.symbolic import SymbolicChecker
 from grpo_portable.data import questions
 from grpo_portable.data.sources import recognise
+from grpo_portable.errors import DataError
 from grpo_portable.recipe import Recipe
 
 SYMBOLIC = "symbolic_correctness"
@@ -54,11 +55,26 @@ def gather(recipe: Recipe, *, trains: bool) -> Gathered:
     taught = None
     if "bootstrap" in wanted:
         taught = _apart(load(recipe, "bootstrap"), held_out.questions, recipe, "bootstrap", told)
-    if trains and (count := len(trained.questions)) < recipe.prompts_per_step:
+    count = enough(recipe, trained, trains=trains)
+    if trains and count < recipe.prompts_per_step:
         told.append(
             f"a step asks {recipe.prompts_per_step} questions and only {count} can be trained on: it asks some several times"
         )
     return Gathered(trained, held_out, taught, tuple(told))
+
+
+def enough(recipe: Recipe, trained: questions.Loaded, *, trains: bool) -> int:
+    """How many of the training questions are left beside the worked examples. DataError for too few."""
+    count = len(trained.questions)
+    left = count - recipe.few_shot
+    if left < trains:
+        raise DataError(
+            f"few_shot {recipe.few_shot} wants more worked examples than there are",
+            because=f"{shown(recipe.data)} ({recipe.data_split}) has {count} usable training questions"
+            + (", and none would be left to train on" if left == 0 else ""),
+            help=f"few_shot of at most {count - trains}, or more training questions",
+        )
+    return left
 
 
 def notes(recipe: Recipe, loaded: Mapping[str, questions.Loaded]) -> tuple[str, ...]:

@@ -204,6 +204,7 @@ def _finish(
 ) -> Exported:
     """Check the files, write README.md (and Ollama's Modelfile), and raise when the check failed."""
     from grpo_portable.export import card, recheck
+    from grpo_portable.scores import scoring
 
     model, tokenizer = again() if count else (None, loaded.tokenizer)
     checked = recheck.check(run, model, tokenizer, count=count, how=how) if count else None
@@ -214,7 +215,7 @@ def _finish(
         file,
         recipe,
         run.read_json("run.json"),
-        run.read_json("scores.json"),
+        scoring.scores_of(run),
         faithful,
         checked,
         loaded.dtype,

@@ -107,7 +107,8 @@ def builder_of(recipe: Recipe, tokenizer: Any, model: Any) -> prompts.PromptBuil
     """The run's prompt builder on this tokenizer, worked examples included."""
     shots: Sequence[Any] = ()
     if recipe.few_shot:
-        shots = prompts.choose_shots(sets.load(recipe, "train").questions, recipe.few_shot, recipe.seed)
+        trained = sets.gather(recipe, trains=False).train  # without what is held out, as the run drew them
+        shots = prompts.choose_shots(trained.questions, recipe.few_shot, recipe.seed) if trained else ()
     return prompts.builder(tokenizer, recipe, shots=shots, generation_stop_ids=prompts.generation_stop_ids(model))
 
 

@@ -27,8 +27,8 @@ CHART_TEXT = {
 
 
 def write_report(run: RunFolder) -> Path:
-    """Write report.md and charts/ of a run, and return the report's file; scores are made first when they are missing."""
-    scores = run.read_json("scores.json") or scoring.score_run(run)
+    """Score a run, write its report.md and charts/, and return the report's file."""
+    scores = scoring.score_run(run)
     steps = windows.steps_in_order(read_lines(run.metrics_file))
     events = list(read_lines(run.events_file))
     drawn = charts.draw(run.path / "charts", scores, steps, events)

@@ -13,7 +13,8 @@ from typing import Any
 
 from grpo_portable.errors import RunFolderError
 from grpo_portable.recipe import Recipe, differences, load
-from grpo_portable.run.folder import PLACES, RECIPE_VALUES, RunFolder
+from grpo_portable.run.folder import PLACES, RunFolder
+from grpo_portable.run.forms import RECIPE_VALUES
 from grpo_portable.run.saved import is_trained
 
 WHERE = (*PLACES, "vllm_server")  # a run may move with its files
@@ -29,7 +30,7 @@ def take_over(run: RunFolder, *, made: bool) -> None:
     """
     now = values(load(run.recipe_file))
     before = run.read_json("run.json").get(RECIPE_VALUES)
-    changed = differences(before if isinstance(before, Mapping) else now, now)
+    changed = differences(before or now, now)
     trained = is_trained(run)
     if held := [key for key in changed if made and (key not in MAY_CHANGE or (key == "steps" and trained))]:
         raise RunFolderError(

@@ -9,7 +9,8 @@
     failure.json  how the last worker failed        worker.log  what it printed
     heartbeat     the time of the worker's last sign of life, and what it does; heartbeat-1, ... of further ranks
 
-JSON files are replaced atomically; JSONL files are appended line by line and a torn last line is ignored when read.
+JSON files are replaced atomically; JSONL files are appended line by line, and a torn line is passed over when read. What is
+read is held to its form (`forms.py`).
 Torch-free. Nothing private is written: no host or user name, no environment values.
 """
 
@@ -22,43 +23,20 @@ import os
 import shlex
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from doctor.privacy import clean
-from grpo_portable.errors import RecipeError, RunFolderError
-from grpo_portable.recipe import Recipe, field_types, load, to_yaml, typed
+from grpo_portable.errors import RunFolderError
+from grpo_portable.recipe import Recipe, load, to_yaml
+from grpo_portable.run.forms import FILES, RECIPE_VALUES, form_of, read
 from grpo_portable.supervision.phase import Doing, Phase
 
 SCHEMA = 1
-RECIPE_VALUES = "recipe_values"  # in run.json: what recipe.yaml held when the run was last started
 REMADE = ("run.json", "rung.json", "plan.json", "facts.json", "failure.json", "heartbeat")  # no result depends on them
-_NUMBER, _TEXT = (int, float), (str,)
-_SAID = {_NUMBER: "a number", _TEXT: "text"}
-_SPAN = {"path": _TEXT, "from": _NUMBER}
-
-
-@dataclass(frozen=True)
-class _OrNull:
-    form: Any
-
-
-# What is read out of run.json, where it is there: objects ("*" is any name), lists, and types of values.
-RECORD: dict[str, Any] = {
-    "planned_memory": _OrNull({"ledger_gib": {"*": _NUMBER}}),
-    "total_parameters": _OrNull(_NUMBER),
-    "versions": {},
-    "prompt": {},
-    "data": {"*": dict.fromkeys(("used", "skipped", "over_length", "over_percentile"), _NUMBER)},
-    "stages": {"*": {"seconds": _NUMBER, "paths": [_SPAN]}},
-    "engine_details": _OrNull({}),
-    "held_gib": {"*": _OrNull(_NUMBER)},
-    "peak_memory_gib": _OrNull(_NUMBER),
-    RECIPE_VALUES: _OrNull({}),
-}
 PLACES = ("model", "data", "eval_data", "bootstrap_data", "vllm_adapters")  # fields of a recipe that may be paths
 
 
@@ -125,35 +103,20 @@ class RunFolder:
         return replace(load(self.recipe_file), **of_recipe)
 
     def rung(self) -> dict[str, Any]:
-        """What rung.json holds, {} when the run has not begun. RunFolderError for what can be no rung."""
-        found = self.read_json("rung.json")
-        known, gpus, processes = field_types(), found.get("gpus", []), found.get("processes", 1)
-        try:
-            values = typed({key: value for key, value in found.items() if key in known}, "rung.json")
-        except RecipeError as error:
-            raise self._unreadable("rung.json", error.fact) from error
-        if not isinstance(gpus, list) or not all(type(gpu) is int and gpu >= 0 for gpu in gpus):
-            raise self._unreadable("rung.json", f"`gpus` must be a list of numbers, not {gpus!r}")
-        if type(processes) is not int or processes < 1:
-            raise self._unreadable("rung.json", f"`processes` must be a number, not {processes!r}")
-        return {**values, **{key: found[key] for key in ("gpus", "processes") if key in found}}
+        """What rung.json holds, {} when the run has not begun."""
+        return {key: value for key, value in self.read_json("rung.json").items() if key in FILES["rung.json"]}
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """The object in a JSON file of the run, {} when it is not there yet. RunFolderError when it cannot be read."""
+        """The object in a JSON file of the run, {} when it is not there yet. RunFolderError when it cannot be read, or is
+        not of its form.
+        """
         file = self.path / name
-        if not file.exists():
-            return {}
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise self._unreadable(name, str(error)) from error
-        if not isinstance(found, dict):
-            raise self._unreadable(name, f"it holds {type(found).__name__}, no object")
-        if name == "run.json" and (misfit := _misfit(found, RECORD)):
-            raise self._unreadable(name, misfit)
-        return found
+            return read(file.read_bytes(), form_of(file)) if file.exists() else {}
+        except (OSError, ValueError) as error:
+            raise self.unreadable(name, str(error)) from error
 
-    def _unreadable(self, name: str, because: str) -> RunFolderError:
+    def unreadable(self, name: str, because: str) -> RunFolderError:
         """This program replaces its files whole, so what cannot be read was damaged by something else."""
         go_on = "put it back, or remove it and use --resume: answers, steps and adapter do not depend on it"
         return RunFolderError(
@@ -203,22 +166,6 @@ class RunFolder:
         """Renew the last heartbeat: the worker still does what it said."""
         with contextlib.suppress(OSError):
             os.utime(self.heartbeat_file)
-
-
-def _misfit(value: Any, form: Any, where: str = "") -> str | None:
-    """What in a JSON value is not of its form, None where all is."""
-    if isinstance(form, _OrNull):
-        return None if value is None else _misfit(value, form.form, where)
-    if not isinstance(value, form if isinstance(form, tuple) else type(form)):
-        wanted = "an object" if isinstance(form, dict) else "a list" if isinstance(form, list) else _SAID[form]
-        return f"`{where}` must be {wanted}, not {json.dumps(value)[:60]}"
-    parts: list[tuple[str, Any, Any]] = []
-    if isinstance(form, dict):
-        parts = [(f"{where}.{name}".lstrip("."), part, form.get(name, form.get("*"))) for name, part in value.items()]
-    elif isinstance(form, list):
-        parts = [(f"{where}[{index}]", part, form[0]) for index, part in enumerate(value)]
-    found = (_misfit(part, its, place) for place, part, its in parts if its is not None)
-    return next(filter(None, found), None)
 
 
 def create(path: Path, recipe: Recipe, header: str = "") -> RunFolder:
@@ -311,7 +258,8 @@ def append_line(file: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The whole records of a JSONL file, in order; torn lines are passed over; nothing when the file is not there.
+    """The records of a JSONL file, in order; nothing when the file is not there. Torn lines, and records that are not of
+    their form, are passed over.
 
     A published run keeps its answers compressed: where there is no `file`, `file`.gz is read. RunFolderError for a torn one,
     of which no crash of a run is the cause.
@@ -321,12 +269,14 @@ def read_lines(file: Path) -> Iterator[dict[str, Any]]:
         return
     try:
         with file.open("rb") if file.exists() else gzip.open(packed, "rb") as lines:
-            for line in lines:
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(record, dict):
-                    yield record
+            yield from records(lines, file)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise RunFolderError(f"`{packed}` cannot be read", because=str(error), help="put it back as it was") from error
+
+
+def records(lines: Iterable[bytes], file: Path) -> Iterator[dict[str, Any]]:
+    """Those of the lines of `file` that are whole records of their form."""
+    form = form_of(file)
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            yield read(line, form)

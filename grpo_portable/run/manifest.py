@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from grpo_portable.run.forms import read
+
 NAME = "manifest.json"
 CONFIGURATION = "adapter_config.json"  # of an adapter, as peft names it
 
@@ -20,10 +22,9 @@ def write(folder: Path, files: Iterable[Path]) -> None:
 def known(folder: Path) -> dict[str, Any]:
     """File name → fingerprint of what was written down; empty where there is no manifest, or none of this form."""
     try:
-        found = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        return read((folder / NAME).read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def fingerprint(file: Path) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def fingerprint(file: Path) -> dict[str, Any]:
     Of such a configuration all counts but the base's name: who moves a base writes its new place there.
     """
     if file.name == CONFIGURATION:
-        given = {**json.loads(file.read_text(encoding="utf-8")), "base_model_name_or_path": None}
+        given = {**read(file.read_bytes()), "base_model_name_or_path": None}
         text = json.dumps(given, sort_keys=True).encode()
         return {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
     with file.open("rb") as content:

@@ -7,7 +7,6 @@ nothing of processes.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import sys
 import time
@@ -16,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from grpo_portable.run.folder import RunFolder, read_lines
+from grpo_portable.errors import RunFolderError
+from grpo_portable.run.folder import RunFolder, read_lines, records
 from grpo_portable.scores.verdict import percent
 from grpo_portable.supervision.phase import OF_A_STEP, Doing
 
@@ -54,7 +54,7 @@ class Progress:
     def __init__(self, run: RunFolder, steps: int, out: TextIO | None = None) -> None:
         self.run, self.steps, self.out = run, steps, out or sys.stderr
         self._metrics, self._events = _Tail(run.metrics_file), _Tail(run.events_file)
-        made = [m for m in read_lines(run.metrics_file) if isinstance(m.get("step"), int)]
+        made = list(read_lines(run.metrics_file))
         self._beat: dict[str, Any] = {}
         self._last = made[-1] if made else {}
         self._began, self._line, self._told = time.monotonic(), "", 0.0
@@ -136,11 +136,9 @@ class Progress:
             self._mute = True
 
     def _heartbeat(self) -> dict[str, Any]:
-        try:
-            beat = json.loads(self.run.heartbeat_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return beat if isinstance(beat, dict) else {}
+        with contextlib.suppress(RunFolderError):
+            return self.run.read_json(self.run.heartbeat_file.name)
+        return {}
 
     def _panel(self) -> Any:
         from rich.console import Group
@@ -172,8 +170,4 @@ class _Tail:
             file.seek(self._read_bytes)
             whole, newline, _ = file.read().rpartition(b"\n")
         self._read_bytes += len(whole) + len(newline)
-        records = []
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError):
-                records.append(json.loads(line))
-        return [r for r in records if isinstance(r, dict)]
+        return list(records(whole.splitlines(), self.file))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from grpo_portable.run import manifest
 from grpo_portable.run.folder import RunFolder, read_lines
+from grpo_portable.run.forms import read
 
 _LENGTH_BYTES = 8  # of a safetensors file, before its header: how long that is
 
@@ -17,10 +17,10 @@ def is_whole(folder: Path) -> bool:
     """Whether what `models.policy.save` wrote into `folder` can be read: its configuration, and weights as they were saved."""
     configurations = [file for file in folder.glob("*.json") if file.name != manifest.NAME]
     try:
-        read = [json.loads(file.read_text(encoding="utf-8")) for file in configurations]
+        whole = all(read(file.read_bytes()) for file in configurations)
     except (OSError, ValueError):
         return False
-    return any(folder.glob("*.safetensors")) and bool(read) and all(read) and torn(folder) is None
+    return any(folder.glob("*.safetensors")) and bool(configurations) and whole and torn(folder) is None
 
 
 def torn(folder: Path) -> Path | None:
@@ -91,7 +91,7 @@ def _asked(task: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _answers(run: RunFolder, stage: str) -> int:
-    return len({(r["id"], r.get("sample", 0)) for r in read_lines(run.generations(stage)) if "id" in r})
+    return len({(r["id"], r.get("sample", 0)) for r in read_lines(run.generations(stage))})
 
 
 def _has_its_length(weights: Path) -> bool:
@@ -100,5 +100,5 @@ def _has_its_length(weights: Path) -> bool:
         size = weights.stat().st_size - _LENGTH_BYTES - header
         if size < 0:
             return False
-        tensors = json.loads(file.read(header))
+        tensors = read(file.read(header))
     return size == max((t["data_offsets"][1] for name, t in tensors.items() if name != "__metadata__"), default=0)

@@ -51,12 +51,12 @@ Answers = Mapping[str, Answer]
 
 def read_answers(file: Path, style: str) -> dict[str, Answer]:
     """Greedy answers by question id; an id written twice keeps its last record. {} when the file is not there."""
-    return {str(r["id"]): grade(r, style) for r in read_lines(file) if r.get("id") is not None}
+    return {str(r["id"]): grade(r, style) for r in read_lines(file)}
 
 
 def read_samples(file: Path, style: str) -> dict[str, list[Answer]]:
     """Sampled answers by question id, k of each; a sample number written twice keeps its last record."""
-    last = {(str(r["id"]), r.get("sample")): r for r in read_lines(file) if r.get("id") is not None}
+    last = {(str(r["id"]), r.get("sample")): r for r in read_lines(file)}
     samples: dict[str, list[Answer]] = {}
     for (id_, _), record in last.items():
         samples.setdefault(id_, []).append(grade(record, style))
@@ -75,7 +75,7 @@ def grade(record: Mapping[str, Any], style: str) -> Answer:
         )
     )
     return Answer(
-        id=str(record.get("id")),
+        id=str(record["id"]),
         question=str(record.get("question") or ""),
         gold="" if gold is None else str(gold),
         completion=completion if isinstance(completion, str) else "" if completion is None else str(completion),
@@ -89,9 +89,16 @@ def grade(record: Mapping[str, Any], style: str) -> Answer:
     )
 
 
-def score_run(run: RunFolder, style: str | None = None) -> dict[str, Any]:
-    """The scores of a run from its generations, written to scores.json and returned. `style` overrides the recipe's."""
-    style = style or run.recipe().answer_style
+def score_run(run: RunFolder) -> dict[str, Any]:
+    """The scores of a run from its generations, written to scores.json and returned."""
+    scores = scores_of(run)
+    run.write_json("scores.json", scores)
+    return scores
+
+
+def scores_of(run: RunFolder) -> dict[str, Any]:
+    """The scores of a run from its generations."""
+    style = run.recipe().answer_style
     stages = {stage: read_answers(run.generations(stage), style) for stage in STAGES}
     samples = {stage: read_samples(run.generations(f"{stage}-sampled"), style) for stage in STAGES}
     scores = score(
@@ -101,7 +108,6 @@ def score_run(run: RunFolder, style: str | None = None) -> dict[str, Any]:
     )
     if run.read_json("task.json").get("base_too"):
         scores["subject"] = "the adapter"  # nothing was trained here
-    run.write_json("scores.json", scores)
     return scores
 
 

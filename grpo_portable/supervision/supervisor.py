@@ -219,7 +219,7 @@ def _watch(worker: subprocess.Popen[bytes], run: RunFolder, limits: Limits, prog
 
 def processes_of(run: RunFolder) -> int:
     """How many processes the current rung has."""
-    return int(run.rung().get("processes", 1))
+    return run.rung().get("processes", 1)
 
 
 def _stop(worker: subprocess.Popen[bytes], run: RunFolder, limit_s: float) -> None:
@@ -257,17 +257,18 @@ def _beating(run: RunFolder) -> list[int]:
 def beating(run: RunFolder) -> int | None:
     """The process that wrote this rank's last heartbeat, None when it is gone or was never there."""
     try:
-        pid = int(run.read_json(run.heartbeat_file.name).get("pid") or 0)
+        pid = run.read_json(run.heartbeat_file.name).get("pid", 0)
         os.kill(pid, 0) if pid > 1 else None
-    except (GrpoPortableError, TypeError, ValueError, OverflowError, OSError):
+    except (RunFolderError, OverflowError, OSError):
         return None
     return pid if pid > 1 and _works_on(run, pid) else None
 
 
 def _workers(run: RunFolder) -> list[int]:
-    """The run's worker processes: those that beat and, where the machine tells what runs on it, those that have yet to."""
+    """The run's worker processes: those that beat or, where the machine tells what runs on it, those that have yet to."""
     started = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
-    return sorted({*_beating(run), *(pid for pid in started if _starts_worker(run, pid))})
+    # of ranks that beat the launcher is left out: it would not wait for them to save
+    return _beating(run) or sorted(pid for pid in started if _starts_worker(run, pid))
 
 
 def _starts_worker(run: RunFolder, pid: int) -> bool:
@@ -310,7 +311,7 @@ def _locked(run: RunFolder) -> Iterator[None]:
                 f"`{run.path}` is at work already ({holder})", help="wait for it or end it, then use --resume"
             )
         if working:
-            raise _works_alone(run, _beating(run) or working)  # a launcher would not wait for its ranks to save
+            raise _works_alone(run, working)
         lock.seek(0)
         if (killed := lock.read(200).decode("utf-8", "replace").strip()).startswith("process "):
             run.event("resume", f"its command ({killed}) was killed: what its worker made and saved after that is kept")
@@ -475,7 +476,7 @@ def _clean_log(log: Path, began: int) -> None:
 
 
 def _steps_done(run: RunFolder) -> int:
-    return max((step for m in read_lines(run.metrics_file) if isinstance(step := m.get("step"), int)), default=0)
+    return max((m["step"] for m in read_lines(run.metrics_file)), default=0)
 
 
 def _mtime(file: Path) -> int | None:

@@ -196,7 +196,7 @@ def _whole(folder: Path) -> bool:
     known = manifest.known(folder)
     try:
         return bool(known) and all(manifest.fingerprint(folder / name) == held for name, held in known.items())
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 

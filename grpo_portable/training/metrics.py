@@ -64,7 +64,7 @@ def line(
 
 def cut(run: RunFolder, step: int) -> None:
     """Drop the lines after `step`, since these steps are made again, and lines of no step."""
-    kept = [m for m in read_lines(run.metrics_file) if isinstance(m.get("step"), int) and m["step"] <= step]
+    kept = [m for m in read_lines(run.metrics_file) if m["step"] <= step]
     lines = [json.dumps(m, ensure_ascii=False) for m in kept]
     if run.metrics_file.exists():
         write_atomically(run.metrics_file, "".join(line + "\n" for line in lines))

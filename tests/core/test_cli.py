@@ -328,6 +328,17 @@ def test_a_dry_run_says_what_a_start_would_note(tmp_path):
     assert "a step asks 8 questions and only 1 can be trained on" in " ".join(noted.split())
 
 
+@pytest.mark.parametrize(("few_shot", "words"), [(3, "none would be left to train on"), (4, "has 3 usable training questions")])
+def test_more_worked_examples_than_questions_are_refused_alike_in_a_dry_run_and_at_a_start(tmp_path, few_shot, words):
+    rows(tmp_path / "q.jsonl", [{"question": f"q{i}", "answer": "4"} for i in range(3)])
+    asked = ["train", "arithmetic-embedded", "--auto", "--path", "cpu", "--data", "q.jsonl", "--out", "out"]
+    asked += ["--set", "eval_data=arithmetic", "--set", f"few_shot={few_shot}"]
+    started, planned = run(*asked, cwd=tmp_path), run(*asked, "--dry-run", cwd=tmp_path)
+    assert started.returncode == planned.returncode == 2 and not (tmp_path / "out").exists()
+    for told in (started.stderr, planned.stdout):
+        assert words in " ".join(told.split()) and "few_shot of at most 2" in " ".join(told.split())
+
+
 def test_a_folder_that_holds_no_model_is_refused_alike_in_a_dry_run_and_at_a_start(tmp_path):
     (tmp_path / "model").mkdir()
     asked = ["train", "arithmetic-embedded", "--auto", "--path", "cpu", "--model", "model", "--out", "out"]

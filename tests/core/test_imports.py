@@ -40,7 +40,7 @@ LAYERS = {
     "recipe": Layer("recipe combinations", "errors", "diagnosis"),
     "ladder": Layer("supervision.ladder supervision.ranks_command", "phase", asks="diagnosis memory spread"),
     "run": Layer(
-        "run run.folder run.manifest run.saved run.edited run.progress run.pulse run.processes run.deadline",
+        "run run.folder run.forms run.manifest run.saved run.edited run.progress run.pulse run.processes run.deadline",
         "errors words phase recipe",
         "privacy",
     ),

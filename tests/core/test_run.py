@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import run_folders
 
+from grpo_portable import cli
 from grpo_portable.errors import RunFolderError
 from grpo_portable.recipe import Recipe
 from grpo_portable.run.folder import RunFolder, append_line, create, open_run, read_lines, write_atomically
@@ -142,12 +144,18 @@ def test_numbers_that_are_no_json_never_reach_a_file(tmp_path):
     assert not (tmp_path / "run" / "scores.json").exists()
 
 
-@pytest.mark.parametrize("text", ["", "{]", "null", "[1]", "5", "[" * 50_000])
-def test_a_file_of_the_run_that_holds_no_object_is_named(tmp_path, text):
+JSON_FILES = ("run.json", "rung.json", "plan.json", "task.json", "facts.json", "failure.json", "heartbeat")
+
+
+@pytest.mark.parametrize("name", JSON_FILES)
+@pytest.mark.parametrize(
+    "text", [b"", b'{"path": "cp', b"\xff\x00\xfe", b"null", b"[1]", b"5", b"[" * 50_000, b'{"x": NaN}', b'{"x": 1e999}']
+)
+def test_a_file_of_the_run_that_holds_no_object_is_named(tmp_path, name, text):
     run = create(tmp_path / "run", Recipe())
-    (run.path / "run.json").write_text(text)
-    with pytest.raises(RunFolderError, match=r"`run\.json`"):
-        run.read_json("run.json")
+    (run.path / name).write_bytes(text)
+    with pytest.raises(RunFolderError, match=f"`{name}`"):
+        run.read_json(name)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +163,15 @@ def test_a_file_of_the_run_that_holds_no_object_is_named(tmp_path, text):
     [
         ({"data": 3}, "`data` must be an object, not 3"),
         ({"data": {"eval": "x"}}, '`data.eval` must be an object, not "x"'),
-        ({"data": {"eval": {"used": "all"}}}, '`data.eval.used` must be a number, not "all"'),
+        ({"data": {"eval": {"used": "all"}}}, '`data.eval.used` must be a whole number from 0 on, not "all"'),
         ({"stages": None}, "`stages` must be an object, not null"),
         ({"stages": {"train": {"seconds": [1]}}}, "`stages.train.seconds` must be a number"),
         ({"stages": {"train": {"paths": ["cpu"]}}}, '`stages.train.paths[0]` must be an object, not "cpu"'),
         ({"stages": {"train": {"paths": [{"path": 1, "from": 0}]}}}, "`stages.train.paths[0].path` must be text"),
         ({"peak_memory_gib": "8"}, "`peak_memory_gib` must be a number"),
         ({"recipe_values": []}, "`recipe_values` must be an object"),
+        ({"stages": {"train": {"paths": [{"path": "cpu"}]}}}, "`stages.train.paths[0].from` is not there"),
+        ({"prompt": {"stop": 5}}, "`prompt.stop` must be a list"),
     ],
     ids=str,
 )
@@ -175,14 +185,55 @@ def test_a_value_of_another_kind_in_the_record_is_one_clear_error(tmp_path, dama
         assert because in caught.value.because and "--resume" in caught.value.help
 
 
-def test_the_records_that_are_published_are_of_their_form():
-    found = sorted(Path(__file__).parents[2].glob("reports/**/run.json"))
-    assert len(found) > 5 and all(RunFolder(file.parent).read_json("run.json") for file in found)
+def test_the_files_that_are_published_are_of_their_form():
+    runs = [RunFolder(file.parent) for file in sorted(Path(__file__).parents[2].glob("reports/**/run.json"))]
+    assert len(runs) > 5 and all(run.read_json(name) for run in runs for name in ("run.json", "plan.json", "facts.json"))
+    for run in runs:
+        lines = run.metrics_file.read_text().splitlines() if run.metrics_file.exists() else []
+        assert len(list(read_lines(run.metrics_file))) == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "because"),
+    [
+        ("plan.json", {"plan": [0]}, "`plan` must be an object, not [0]"),
+        ("plan.json", {"facts": {"gpus": [1]}}, "`facts.gpus[0]` must be an object, not 1"),
+        ("plan.json", {"paths": {"cpu": {"open": "yes"}}}, '`paths.cpu.open` must be true or false, not "yes"'),
+        ("plan.json", {"walls": [{"closes": 1}]}, "`walls[0].closes` must be a list, not 1"),
+        ("task.json", {"only": ["evaluate"]}, '`only` must be "evaluate", not ["evaluate"]'),
+        ("task.json", {"only": "evaluate", "adapter": 3}, "`adapter` must be text, not 3"),
+    ],
+    ids=str,
+)
+def test_every_command_says_what_is_wrong_in_a_file_of_the_run(tmp_path, capsys, name, value, because):
+    sets = {"model": "embedded", "data": "arithmetic", "eval_data": "arithmetic", "rollout_rows": 4}
+    run = run_folders.make_run(tmp_path / "run", n=4, steps=2, micro_batch=1, **sets)
+    run.write_json(name, value)
+    for command in ("report", "train --resume --out", *(["eval --resume --base-too --out"] if name == "task.json" else [])):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*command.split(), str(run.path)])
+        told = " ".join(capsys.readouterr().err.split())
+        assert ended.value.code == 2 and f"`{name}` in run" in told and because in told and "help: put it back" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "others"),
+    [
+        ("metrics.jsonl", {"step": 1, "reward": None}, [{"step": "1"}, {"step": True}, {}, {"step": 2, "reward": "high"}]),
+        ("events.jsonl", {"kind": "data", "message": "m"}, [{"kind": ["data"], "message": "m"}, {"kind": "data"}]),
+        ("generations/base.jsonl", {"id": "a", "sample": 0}, [{"id": ["a"]}, {"id": None}, {}, {"id": "a", "sample": "0"}]),
+    ],
+)
+def test_a_line_of_another_form_is_passed_over_as_a_torn_one_is(tmp_path, name, whole, others):
+    run = create(tmp_path / "run", Recipe())
+    for line in (*others, whole):
+        append_line(run.path / name, line)
+    assert list(read_lines(run.path / name)) == [whole]
 
 
 def test_half_a_surrogate_pair_is_written_and_read_back(tmp_path):
     run = create(tmp_path / "run", Recipe())
-    append_line(run.metrics_file, {"question": "a\ud800b"})
+    append_line(run.metrics_file, {"step": 1, "question": "a\ud800b"})
     run.write_json("run.json", {"model": "a\udcffb"})
-    assert list(read_lines(run.metrics_file)) == [{"question": "a\ud800b"}]
+    assert list(read_lines(run.metrics_file)) == [{"step": 1, "question": "a\ud800b"}]
     assert run.read_json("run.json") == {"model": "a\udcffb"}
