@@ -41,7 +41,9 @@ def train(
     data: Annotated[str | None, typer.Option(help="hub id or JSONL/parquet/CSV file, instead of the recipe's")] = None,
     settings: Settings = None,
     path: Annotated[str | None, typer.Option(help="take this path and no better one")] = None,
-    out: Annotated[Path | None, typer.Option(help="run folder; default runs/<recipe>-<time>")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="run folder; default runs/<recipe, or data and model>-<time>")
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="stop after plan, memory and minutes; fails where a start would be refused"),
@@ -96,7 +98,9 @@ def launch_nodes(
         str | None, typer.Option(metavar="FILE", help="a node's facts, saved there by `grpo-doctor --save-facts`")
     ] = None,
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="run folder; default runs/<recipe>-<time>")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="run folder; default runs/<recipe, or data and model>-<time>")
+    ] = None,
     hours: Annotated[int, typer.Option(min=1, help="time limit of the job")] = 24,
     only_print: Annotated[bool, typer.Option("--print", help="print both files and write nothing")] = False,
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -199,7 +200,9 @@ def prepare(
         raise RecipeError(
             "no recipe was named", help="`grpo-portable train --auto`, or name one of `grpo-portable recipes`"
         )
-    parsed(overrides)  # a typing mistake is told before the machine is looked at
+    own = {"model", "data"} & parsed(
+        overrides
+    ).keys()  # first: a typing mistake is told before the machine is looked at
     file = catalogue.find(name) if name is not None else None
     recipe = load(file, overrides) if file is not None else None
     facts = saved_facts(facts_file) if facts_file else _probe()
@@ -216,9 +219,18 @@ def prepare(
     judged = facts if trains else for_evaluation(facts)
     settled, diagnosis = planning.plan(recipe, judged, auto=auto, can_run=can_run, asked=gpus)
     told = [Reason(About.RUN, note) for note in notes]
-    return Prepared(
-        Path(str(name)).stem, replace(settled, reasons=(*told, *settled.reasons)), replace(diagnosis, facts=facts)
+    name = _named(settled.recipe) if own else Path(str(name)).stem
+    return Prepared(name, replace(settled, reasons=(*told, *settled.reasons)), replace(diagnosis, facts=facts))
+
+
+def _named(recipe: Recipe) -> str:
+    """`questions-embedded`: a run's name where model or data are not a recipe's own, after both as recipes are named."""
+    data, model = (
+        os.path.basename(os.path.abspath(os.path.expanduser(place))) for place in (recipe.data, recipe.model)
     )
+    kinds = "|".join(map(re.escape, (*SUFFIXES, ".gguf")))
+    parts = (re.sub(rf"({kinds})(\.gz)?$", "", part, flags=re.I) for part in (data, model))
+    return "-".join(re.sub(r"[^\w.-]+", "-", part) for part in parts).lower()
 
 
 def recipes(*, plain: bool, as_json: bool, facts_file: str | None) -> str:

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from typing import Any
 GRACE_S = 60.0
 LATE = "it did not end within"
 LAST_LINES = 60
+Tell = Callable[[Mapping[str, Any]], None]  # hears of figures when they are there
 
 
 def run(

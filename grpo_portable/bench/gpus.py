@@ -3,7 +3,7 @@
 The global batch is the same on any number of GPUs: the same questions, the same completions, the same lengths. A rollout's
 seconds are those from the moment all processes are ready until the last one has ended; a step's are those of the run's own
 metrics, meeting points included. Torch-free: every number of GPUs is measured in processes of its own, and its figures are
-written to stderr when it ends, a JSON object a line.
+told when it ends: on stderr, a JSON object a line with `--json`, else in words.
 """
 
 from __future__ import annotations
@@ -33,11 +33,18 @@ LIMIT_S = 900.0
 
 
 def bench_rollout(
-    shape: str, engine: str, work: Workload, counts: Sequence[Rung], repeats: int, *, limit_s: float = LIMIT_S
+    shape: str,
+    engine: str,
+    work: Workload,
+    counts: Sequence[Rung],
+    repeats: int,
+    *,
+    limit_s: float = LIMIT_S,
+    tell: child.Tell = child.tell,
 ) -> dict[str, Any]:
     """{shape, engine, workload, device, torch, on: [{gpus, processes, tok_s, seconds, ready_s, notes} or {..., error}],
     times: tok_s of the last over the first}. `counts`: a rung for each number of GPUs, of which path, gpus, processes count;
-    each may take `limit_s` seconds.
+    each may take `limit_s` seconds, and `tell` hears of its figures.
     """
     tokens = work.prompts * work.group * work.new_tokens
     on = []
@@ -49,18 +56,20 @@ def bench_rollout(
             seen = _measured(rung, ["grpo_portable.bench.rank", place], folder, folder / rank.FILE, limit_s)
         if seen.get("seconds"):
             seen["tok_s"] = round(tokens / statistics.median(seen["seconds"]), 1)
-        child.tell(seen)
+        tell(seen)
         on.append(seen)
     return {"what": "rollout", "shape": shape, "engine": engine, "workload": asdict(work), **_joint(on, "tok_s")}
 
 
-def bench_step(recipes: Sequence[tuple[Rung, Recipe]], steps: int, *, limit_s: float = LIMIT_S) -> dict[str, Any]:
+def bench_step(
+    recipes: Sequence[tuple[Rung, Recipe]], steps: int, *, limit_s: float = LIMIT_S, tell: child.Tell = child.tell
+) -> dict[str, Any]:
     """{model, path, step, device, torch, on: [{gpus, processes, micro_batch, rollout_rows, seconds, seconds_median, tok_s,
     rollout_s, rollout_tok_s}, or {..., error} with what was seen before it], times: seconds of the first over the last,
     rollout_times: rollout_tok_s of the last over the first}.
 
-    Each recipe is settled for its rung and may take `limit_s` seconds; one step warms up. `rollout_s` is the slowest
-    process's share of each step, engine's sync with the policy included.
+    Each recipe is settled for its rung and may take `limit_s` seconds, and `tell` hears of its figures; one step warms up.
+    `rollout_s` is the slowest process's share of each step, engine's sync with the policy included.
     """
     on = []
     for rung, settled in recipes:
@@ -71,7 +80,7 @@ def bench_step(recipes: Sequence[tuple[Rung, Recipe]], steps: int, *, limit_s: f
             module = ["grpo_portable.bench.side", str(run.path), "ours"]
             seen = _measured(rung, module, run.path, run.path / side.FILE, limit_s)
         seen = {**_of_steps(seen), "micro_batch": rung.micro_batch, "rollout_rows": recipe.rollout_rows}
-        child.tell(seen)
+        tell(seen)
         on.append(seen)
     first = recipes[0][1]
     return {
@@ -141,6 +150,16 @@ def joined(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     about = {"device": first["device"], "torch": first["torch"]}
     kept = _joint([{**about, **seen} for seen in on], "tok_s" if first["what"] == "rollout" else "seconds_median")
     return {**first, **kept}
+
+
+def progress(figures: Mapping[str, Any]) -> None:
+    """A line on stderr for a reader: how it went on so many GPUs."""
+    count = figures["processes"]
+    measured = "tok_s" in figures
+    said = (
+        f"{statistics.median(figures['seconds']):.2f} s" if measured else figures.get("error", "nothing was measured")
+    )
+    print(f"{count} GPU{'s' if count > 1 else ''}: {said}", file=sys.stderr, flush=True)
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -216,8 +235,14 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rows", type=int, default=256, help="of a rollout: completions each GPU generates at once")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds that each number of GPUs may take")
-    parser.add_argument("--json", action="store_true", help="JSON instead of a table")
+    parser.add_argument(
+        "--json", action="store_true", help="JSON instead of a table, and on stderr as each number of GPUs ends"
+    )
     return parser
+
+
+def _tell(given: argparse.Namespace) -> child.Tell:
+    return child.tell if given.json else progress
 
 
 def _rollout(given: argparse.Namespace, parts: Sequence[tuple[int, ...]]) -> dict[str, Any]:
@@ -229,7 +254,7 @@ def _rollout(given: argparse.Namespace, parts: Sequence[tuple[int, ...]]) -> dic
         given.prompts, given.group, given.prompt_tokens, given.new_tokens, rows=given.rows, lora_rank=given.lora_rank
     )
     counts = [Rung("bf16-hf", 1, given.rows, gpus=part, processes=len(part)) for part in parts]
-    return bench_rollout(shape, given.engines, work, counts, given.repeats, limit_s=given.limit)
+    return bench_rollout(shape, given.engines, work, counts, given.repeats, limit_s=given.limit, tell=_tell(given))
 
 
 def _step(given: argparse.Namespace, parts: Sequence[tuple[int, ...]]) -> dict[str, Any]:
@@ -251,7 +276,7 @@ def _step(given: argparse.Namespace, parts: Sequence[tuple[int, ...]]) -> dict[s
                     recipe,
                 )
             )
-        return bench_step(recipes, max(1, given.steps), limit_s=given.limit)
+        return bench_step(recipes, max(1, given.steps), limit_s=given.limit, tell=_tell(given))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from grpo_portable.run.folder import create
 
 SIDES = {"ours": "grpo-portable", "trl": "TRL's default without vLLM"}
 LIMIT_S = 1800.0
-Tell = Callable[[Mapping[str, Any]], None]
 
 
 def bench_step(
@@ -45,7 +44,7 @@ def bench_step(
     sides: Sequence[str] = tuple(SIDES),
     *,
     limit_s: float = LIMIT_S,
-    tell: Tell = child.tell,
+    tell: child.Tell = child.tell,
 ) -> dict[str, Any]:
     """{model, path, device, torch, step, ours: {...}, trl: {...}, times_faster}; each side: seconds of each step and their
     median, tokens a step, tokens a second, memory; or {error} with what was seen before it. The number of steps is replaced.
@@ -80,7 +79,9 @@ def _times(seen: Mapping[str, Mapping[str, Any]]) -> float | None:
     return round(trl / ours, 2) if ours and trl else None
 
 
-def _side(name: str, recipe: Recipe, settled: memory.Settled | None, limit_s: float, tell: Tell) -> dict[str, Any]:
+def _side(
+    name: str, recipe: Recipe, settled: memory.Settled | None, limit_s: float, tell: child.Tell
+) -> dict[str, Any]:
     """One side's figures; {error} with what was seen before it when its process failed."""
     if name == "trl" and recipe.path in VLLM_PATHS:
         recipe = replace(recipe, path="fp16-hf" if recipe.path.startswith("fp16") else "bf16-hf")

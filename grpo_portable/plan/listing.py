@@ -89,7 +89,7 @@ def row(entry: catalogue.Entry, facts: Facts, here: Here | None) -> Row:
     time = measured or (f"about {duration(step.total_s * recipe.steps)}" if step else None)
     estimated = time is not None and not measured
     if step and estimated and step.low_s * recipe.steps > TOO_LONG_S:
-        return no(f"{path} has room, but {time}", path, time, estimated)
+        return no(f"{path} has room, but would take {time}", path, time, estimated)
     lacks = here.lacking(replace(recipe, model="embedded") if open_model else recipe) if here else None
     if lacks and not open_model:
         return no(lacks, path, time, estimated)
@@ -119,7 +119,8 @@ def text(found: Iterable[Row], machine: str) -> str:
     if any(r.estimated for r in table):
         lines += ["", *textwrap.wrap(ESTIMATES, WIDTH)]
     lines += ["", "show one: grpo-portable recipes NAME"]
-    lines += ["plan one: grpo-portable train NAME --auto --dry-run"]
+    best = next((r.name for r in table if r.fits and not r.slow), "NAME")
+    lines += [f"plan one: grpo-portable train {best} --auto --dry-run"]
     return "\n".join(lines)
 
 

@@ -35,6 +35,15 @@ class Refused(EngineError):
     status = 0
 
 
+def _plain(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
+
+
+def _parsed(text: bytes) -> Any:
+    """JSON, None where nothing was said."""
+    return json.loads(text) if text else None
+
+
 class Client:
     """One server. Calls may come from several threads; `abort` ends those under way, and the server drops their work."""
 
@@ -59,9 +68,9 @@ class Client:
         """The answer to a request that changes nothing there, as `get`."""
         return self._call(lambda: self._once("POST", path, body, limit_s, max(LEAST_BYTES, most_bytes)), self.attempts)
 
-    def change(self, path: str, body: Any, *, limit_s: float) -> Any:
-        """The answer to a request that changes something: sent once."""
-        return self._call(lambda: self._once("POST", path, body, limit_s, LEAST_BYTES), 1)
+    def change(self, path: str, body: Any, *, limit_s: float) -> str:
+        """What is said to a request that changes something, as vLLM does in a sentence: sent once."""
+        return str(self._call(lambda: self._once("POST", path, body, limit_s, LEAST_BYTES, _plain), 1))
 
     def abort(self) -> None:
         """End every call under way; those still to come end at once."""
@@ -102,7 +111,7 @@ class Client:
         body: Any,
         limit_s: float,
         most_bytes: int,
-        read: Callable[[bytes, str, str], Any] | None = None,
+        read: Callable[[bytes], Any] = _parsed,
     ) -> Any:
         ends = time.monotonic() + limit_s
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
@@ -128,7 +137,12 @@ class Client:
             connection.close()
         if status != 200:
             raise self._refusal(status, path, text)
-        return (read or _parsed)(text, path, self.url)
+        try:
+            return read(text)
+        except (ValueError, RecursionError) as error:
+            raise EngineError(
+                f"what answers at {self.url} is no vLLM server", because=f"{path} gave no JSON"
+            ) from error
 
     def _headers(self) -> dict[str, str]:
         plain = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -160,22 +174,6 @@ class Client:
         refused = Refused(f"the vLLM server refused {path} ({status}): {said}")
         refused.status = status
         return refused
-
-
-def _plain(text: bytes, path: str, url: str) -> str:
-    return text.decode("utf-8", "replace")
-
-
-def _parsed(text: bytes, path: str, url: str) -> Any:
-    """JSON where it is JSON, None where nothing was said, else the text: vLLM answers some requests with a sentence."""
-    if not text:
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        if path.startswith("/v1/") and path.endswith("_lora_adapter"):
-            return text.decode("utf-8", "replace")
-        raise EngineError(f"what answers at {url} is no vLLM server", because=f"{path} gave no JSON") from error
 
 
 def _words(text: bytes) -> str:

@@ -92,7 +92,11 @@ FILES: Mapping[str, Any] = {
     "task.json": {"only": EVALUATE, "adapter": OrNull(TEXT), "base_too": FLAG},
     "failure.json": {
         **_BEAT,
-        **{"kind": TEXT, "fact": TEXT, "because": OrNull(TEXT), "help": OrNull(TEXT), "rank": COUNT},
+        "kind": TEXT,
+        "fact": TEXT,
+        "because": OrNull(TEXT),
+        "help": OrNull(TEXT),
+        "rank": COUNT,
     },
     "heartbeat": {**_BEAT, "pid": COUNT, "stage": TEXT, "total": COUNT},
     # a line each

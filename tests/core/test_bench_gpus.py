@@ -103,6 +103,18 @@ def test_a_number_of_gpus_that_fails_has_its_error_and_the_other_its_figures(for
     assert report["on"][1]["error"] in gpus.table(report)
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_json_is_written_only_where_it_is_asked_for(
+    forked: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    monkeypatch.setattr(gpus, "Rung", lambda *_, **__: ONE)  # in place of the GPU
+    asked = "rollout --gpus 0 --shape tiny --prompts 2 --group 2 --prompt-tokens 8 --new-tokens 8 --rows 4 --repeats 1"
+    assert gpus.main([*asked.split(), *(["--json"] if as_json else [])]) == 0
+    told = capsys.readouterr()
+    assert ("{" in told.out, "{" in told.err) == (as_json, as_json)
+    assert as_json or ("GPUs" in told.out and told.err.startswith("1 GPU: "))
+
+
 @pytest.mark.slow
 def test_a_time_limit_ends_every_process_and_keeps_the_steps_until_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

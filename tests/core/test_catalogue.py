@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -292,7 +293,18 @@ def test_a_recipe_that_has_room_on_a_cpu_but_takes_days_is_marked_as_slow() -> N
     assert line.split()[1:3] == ["slow", "cpu,"] and slow.time and slow.time.endswith((" h", " days"))
     laptops = listing.rows(laptop(cpu_rates={"gflops": 160.0, "gb_s": 38.0}), None)
     refused = next(row for row in laptops if row.name == "gsm8k-smollm2-135m")
-    assert (refused.fits, refused.why) == (False, "cpu has room, but about 8 days")
+    assert (refused.fits, refused.why) == (False, "cpu has room, but would take about 8 days")
+
+
+def test_a_time_in_a_purpose_says_on_what_machine() -> None:
+    """It stands below the time on the reader's own."""
+    timed = [entry.purpose for entry in catalogue.entries() if re.search(r"second|minute|hour|day", entry.purpose)]
+    assert timed and all("GPU" in purpose or "CPU" in purpose for purpose in timed)
+
+
+def test_the_list_ends_with_a_plan_of_what_fits() -> None:
+    text = listing.text(listing.rows(laptop(cpu_rates={"gflops": 160.0, "gb_s": 38.0}), None), "x")
+    assert text.endswith("plan one: grpo-portable train arithmetic-embedded --auto --dry-run")
 
 
 @pytest.mark.parametrize(
@@ -323,7 +335,7 @@ def test_what_has_room_but_would_take_days_is_a_no(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(listing, "TOO_LONG_S", 60)
     refused = listing.row(entry, facts, None)
     assert refused.fits is False
-    assert "has room, but about" in refused.why
+    assert "has room, but would take about" in refused.why
 
 
 def test_a_recipe_for_a_model_of_ones_own_is_never_a_no() -> None:

@@ -296,6 +296,23 @@ def test_a_hub_out_of_reach_is_told_before_anything_is_loaded_or_written(tmp_pat
     assert time.monotonic() - began < 60  # two looks at the machine; the client's own retries take half a minute more
 
 
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({}, "arithmetic-embedded"),
+        ({"data": "My questions.JSONL.gz"}, "my-questions-embedded"),
+        ({"model": "HuggingFaceTB/SmolLM2-135M-Instruct"}, "arithmetic-smollm2-135m-instruct"),
+        ({"data": "./sets/a.b.csv", "model": "~/models/Some.Q8_0.gguf"}, "a.b-some.q8_0"),
+    ],
+)
+def test_a_run_on_data_or_a_model_of_ones_own_is_not_named_after_the_recipe(changed, name):
+    facts = str(
+        Path(__file__).parents[1] / "doctor" / "saved" / "h200-torch211-bare.json"
+    )  # of files nothing is asked there
+    overrides = [f"{key}={value}" for key, value in changed.items()]
+    assert launch.prepare("arithmetic-embedded", auto=True, overrides=overrides, facts_file=facts).name == name
+
+
 def test_a_dry_run_says_what_a_start_would_note(tmp_path):
     rows(tmp_path / "q.jsonl", [{"question": "q", "answer": "4"}, {"question": "q2", "answer": "?"}])
     asked = [
@@ -328,7 +345,9 @@ def test_a_dry_run_says_what_a_start_would_note(tmp_path):
     assert "a step asks 8 questions and only 1 can be trained on" in " ".join(noted.split())
 
 
-@pytest.mark.parametrize(("few_shot", "words"), [(3, "none would be left to train on"), (4, "has 3 usable training questions")])
+@pytest.mark.parametrize(
+    ("few_shot", "words"), [(3, "none would be left to train on"), (4, "has 3 usable training questions")]
+)
 def test_more_worked_examples_than_questions_are_refused_alike_in_a_dry_run_and_at_a_start(tmp_path, few_shot, words):
     rows(tmp_path / "q.jsonl", [{"question": f"q{i}", "answer": "4"} for i in range(3)])
     asked = ["train", "arithmetic-embedded", "--auto", "--path", "cpu", "--data", "q.jsonl", "--out", "out"]

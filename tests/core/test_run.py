@@ -149,7 +149,8 @@ JSON_FILES = ("run.json", "rung.json", "plan.json", "task.json", "facts.json", "
 
 @pytest.mark.parametrize("name", JSON_FILES)
 @pytest.mark.parametrize(
-    "text", [b"", b'{"path": "cp', b"\xff\x00\xfe", b"null", b"[1]", b"5", b"[" * 50_000, b'{"x": NaN}', b'{"x": 1e999}']
+    "text",
+    [b"", b'{"path": "cp', b"\xff\x00\xfe", b"null", b"[1]", b"5", b"[" * 50_000, b'{"x": NaN}', b'{"x": 1e999}'],
 )
 def test_a_file_of_the_run_that_holds_no_object_is_named(tmp_path, name, text):
     run = create(tmp_path / "run", Recipe())
@@ -187,7 +188,9 @@ def test_a_value_of_another_kind_in_the_record_is_one_clear_error(tmp_path, dama
 
 def test_the_files_that_are_published_are_of_their_form():
     runs = [RunFolder(file.parent) for file in sorted(Path(__file__).parents[2].glob("reports/**/run.json"))]
-    assert len(runs) > 5 and all(run.read_json(name) for run in runs for name in ("run.json", "plan.json", "facts.json"))
+    assert len(runs) > 5 and all(
+        run.read_json(name) for run in runs for name in ("run.json", "plan.json", "facts.json")
+    )
     for run in runs:
         lines = run.metrics_file.read_text().splitlines() if run.metrics_file.exists() else []
         assert len(list(read_lines(run.metrics_file))) == len(lines)
@@ -209,7 +212,11 @@ def test_every_command_says_what_is_wrong_in_a_file_of_the_run(tmp_path, capsys,
     sets = {"model": "embedded", "data": "arithmetic", "eval_data": "arithmetic", "rollout_rows": 4}
     run = run_folders.make_run(tmp_path / "run", n=4, steps=2, micro_batch=1, **sets)
     run.write_json(name, value)
-    for command in ("report", "train --resume --out", *(["eval --resume --base-too --out"] if name == "task.json" else [])):
+    for command in (
+        "report",
+        "train --resume --out",
+        *(["eval --resume --base-too --out"] if name == "task.json" else []),
+    ):
         with pytest.raises(SystemExit) as ended:
             cli.main([*command.split(), str(run.path)])
         told = " ".join(capsys.readouterr().err.split())
@@ -219,9 +226,17 @@ def test_every_command_says_what_is_wrong_in_a_file_of_the_run(tmp_path, capsys,
 @pytest.mark.parametrize(
     ("name", "whole", "others"),
     [
-        ("metrics.jsonl", {"step": 1, "reward": None}, [{"step": "1"}, {"step": True}, {}, {"step": 2, "reward": "high"}]),
+        (
+            "metrics.jsonl",
+            {"step": 1, "reward": None},
+            [{"step": "1"}, {"step": True}, {}, {"step": 2, "reward": "high"}],
+        ),
         ("events.jsonl", {"kind": "data", "message": "m"}, [{"kind": ["data"], "message": "m"}, {"kind": "data"}]),
-        ("generations/base.jsonl", {"id": "a", "sample": 0}, [{"id": ["a"]}, {"id": None}, {}, {"id": "a", "sample": "0"}]),
+        (
+            "generations/base.jsonl",
+            {"id": "a", "sample": 0},
+            [{"id": ["a"]}, {"id": None}, {}, {"id": "a", "sample": "0"}],
+        ),
     ],
 )
 def test_a_line_of_another_form_is_passed_over_as_a_torn_one_is(tmp_path, name, whole, others):
