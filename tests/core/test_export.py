@@ -46,6 +46,17 @@ def test_without_the_package_gguf_nothing_is_loaded_for_a_gguf_file(
     assert told.value.help == 'pip install "gguf>=0.17"'
 
 
+def test_an_export_is_asked_with_the_worked_examples_of_the_run(tmp_path: Path) -> None:
+    """They are drawn from what is trained on: of six questions three are held out here."""
+    lines = [json.dumps({"question": f"question {i}", "answer": f"#### {i}"}) + "\n" for i in range(6)]
+    (tmp_path / "train.jsonl").write_text("".join(lines))
+    (tmp_path / "test.jsonl").write_text("".join(lines[:3]))
+    places = {"data": str(tmp_path / "train.jsonl"), "eval_data": str(tmp_path / "test.jsonl")}
+    recipe = Recipe(**places, on_overlap="drop", few_shot=3, chat_template="none")
+    shots = recheck.builder_of(recipe, bpe(), None).shots
+    assert {shot.question for shot in shots} == {f"question {i}" for i in (3, 4, 5)}
+
+
 def bpe(cut: pretokenizers.Cut = pretokenizers.CUTS[2], size: int = 384) -> Any:
     """A byte-level BPE that cuts as `cut` says, trained on a few lines; ids 0 and 1 are its end and pad token."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
