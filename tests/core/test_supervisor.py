@@ -323,7 +323,15 @@ def test_a_part_that_a_killed_worker_left_does_not_stay(start):
     assert not left.exists()
 
 
-def test_a_stop_in_the_moment_of_a_start_leaves_no_worker_behind(start, monkeypatch):
+@pytest.fixture
+def heard():
+    """Ctrl-C as a command in a terminal has it: one that a script starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_stop_in_the_moment_of_a_start_leaves_no_worker_behind(start, heard, monkeypatch):
     """The process is there already, and who starts it does not know its number yet."""
     real, made = subprocess.Popen, []
 
@@ -333,12 +341,10 @@ def test_a_stop_in_the_moment_of_a_start_leaves_no_worker_behind(start, monkeypa
         return made[-1]
 
     monkeypatch.setattr(supervisor.subprocess, "Popen", popen)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(Interrupted):
             start("hang:")
     finally:
-        signal.signal(signal.SIGINT, before)
         for worker in made:
             left = worker.poll() is None
             worker.kill()
@@ -347,7 +353,7 @@ def test_a_stop_in_the_moment_of_a_start_leaves_no_worker_behind(start, monkeypa
     assert [e["kind"] for e in read_lines(start.run.events_file)] == ["interrupted"]
 
 
-def test_ctrl_c_before_a_worker_is_begun_says_how_to_go_on(start, monkeypatch):
+def test_ctrl_c_before_a_worker_is_begun_says_how_to_go_on(start, heard, monkeypatch):
     """Looking for workers that others left in the folder takes a moment."""
 
     def look(run):
