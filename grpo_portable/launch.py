@@ -5,46 +5,31 @@ The I/O around the pure parts: probing the machine, asking for the hub, printing
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from doctor.diagnosis import PATHS, About, Diagnosis, Reason, diagnosis_to_json
+from doctor.diagnosis import About, Diagnosis, Reason, diagnosis_to_json
 from doctor.facts import Facts, FactsError, facts_from_json, facts_to_json
-from doctor.walls import machine_walls
-from doctor.walls_model import Model
 from doctor.walls_stack import for_evaluation
-from grpo_portable import reach
-from grpo_portable.data import sets
+from grpo_portable import preflight, reach
 from grpo_portable.data.rows import SUFFIXES
-from grpo_portable.errors import (
-    DataError,
-    GrpoPortableError,
-    Interrupted,
-    PathClosed,
-    RecipeError,
-    RunFolderError,
-    UsageError,
-    wrapped,
-)
+from grpo_portable.errors import Interrupted, RecipeError, UsageError, wrapped
 from grpo_portable.eval_task import EvalTask
 from grpo_portable.plan import announce, catalogue, planning
-from grpo_portable.plan.settle import Settled, first_help
-from grpo_portable.recipe import Recipe, is_template, load, parsed, with_template
+from grpo_portable.plan.settle import Settled
+from grpo_portable.recipe import Recipe, load, parsed, with_template
 from grpo_portable.rollout.available import unavailable
-from grpo_portable.run import edited, saved
+from grpo_portable.run import edited, saved, unfinished
 from grpo_portable.run import folder as run_folder
 from grpo_portable.supervision import supervisor
-
-RUNS = Path("runs")
 
 
 @dataclass(frozen=True)
@@ -78,11 +63,12 @@ def train(
     text = announce.plan_text(settled, diagnosis, minutes, others)
     print(text, flush=True) if dry_run else _say(text)
     if dry_run:
-        refused, notes = (None, ()) if facts_file else _outlook(settled.recipe)
+        refused, notes = (None, ()) if facts_file else preflight.outlook(settled.recipe)
         if below := announce.outlook_text(refused, notes):
             print(below, flush=True)
         return refused.exit_code if refused else 0
-    _may_start(settled.recipe)
+    if told := preflight.may_start(settled.recipe):
+        _say(told)
     folder = new_folder(prepared, out)
     _say(f"\nrun folder: {folder.path}\n")
     finish(folder, fallback=fallback)
@@ -95,18 +81,28 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: 
     A run that had to go lower stays there, with the sizes it had; `retry_fast` begins on its first rung again. It also stays
     on its GPUs, unless others are named. Of a finished run it says so.
     """
-    folder = run_folder.open_run(out or _to_go_on_with(trains=True))
+    folder = _chosen(out, trains=True)
     if _was_finished(folder):
-        if _trains(folder.path):
+        if folder.trains():
             steps = folder.recipe().steps
             longer = f"grpo-portable train {folder.word}/recipe.yaml --set steps={2 * steps} --out NEW"
             _say_wrapped(f"its {steps} steps are made; to train longer begin a new run: {longer}")
         return
-    _may_go_on(folder.recipe())
+    if told := preflight.may_go_on(folder.recipe(), _untried()):
+        _say(told)
     _say(f"run folder: {folder.path}\n")
     if told := _go_on(folder, gpus=gpus, retry_fast=retry_fast):
         _say(told)
     finish(folder, fallback=fallback)
+
+
+def _chosen(out: Path | None, *, trains: bool) -> run_folder.RunFolder:
+    """The run that was named; else the newest that is not finished, and says which."""
+    if out:
+        return run_folder.open_run(out)
+    taken = unfinished.take(trains=trains)
+    _say(taken.told)
+    return taken.run
 
 
 def _go_on(folder: run_folder.RunFolder, *, gpus: tuple[int, ...] | None, retry_fast: bool) -> str:
@@ -158,7 +154,8 @@ def evaluate(task: EvalTask, *, out: Path | None) -> None:
     if task.told:
         _say(task.told)
     prepared = prepare(task.recipe, auto=True, overrides=task.overrides, trains=False)
-    _may_start(prepared.settled.recipe, trains=False)
+    if told := preflight.may_start(prepared.settled.recipe, trains=False):
+        _say(told)
     folder = new_folder(replace(prepared, name="eval"), out)
     folder.write_json("task.json", task.to_json())
     _say(f"run folder: {folder.path}\n")
@@ -170,7 +167,7 @@ def evaluate(task: EvalTask, *, out: Path | None) -> None:
 def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
     """Go on with an evaluation; `base_too` asks the model without its adapter as well."""
     # the base may also be asked for of an evaluation that is finished
-    folder = run_folder.open_run(out or (_newest(trains=False) if base_too else _to_go_on_with(trains=False)))
+    folder = unfinished.newest(trains=False) if base_too and not out else _chosen(out, trains=False)
     if base_too:
         if not folder.read_json("task.json").get("adapter"):
             raise UsageError(f"`{folder.path}` evaluates no adapter", help="start one with --adapter and --base-too")
@@ -178,7 +175,8 @@ def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
             folder.update_json("task.json", base_too=True)
     if _was_finished(folder):
         return
-    _may_go_on(folder.recipe(), trains=False)
+    if told := preflight.may_go_on(folder.recipe(), _untried(), trains=False):
+        _say(told)
     _say(f"run folder: {folder.path}\n")
     finish(folder, fallback=True)
 
@@ -211,10 +209,10 @@ def prepare(
         recipe, notes = _auto_recipe(facts, overrides)
         name = notes.pop(0)
     recipe = with_template(recipe, Path.cwd())
-    known_rewards(recipe)
-    known_template(recipe)
+    preflight.known_rewards(recipe)
+    preflight.known_template(recipe)
     if not facts_file:  # another machine has its own files
-        known_files(recipe)
+        preflight.known_files(recipe)
     can_run = None if facts_file else unavailable(recipe)
     judged = facts if trains else for_evaluation(facts)
     settled, diagnosis = planning.plan(recipe, judged, auto=auto, can_run=can_run, asked=gpus)
@@ -242,7 +240,7 @@ def recipes(*, plain: bool, as_json: bool, facts_file: str | None) -> str:
     if plain:
         return listing.plain()
     facts = saved_facts(facts_file) if facts_file else _quick_look()
-    rows = listing.rows(facts, None if facts_file else listing.Here(unavailable, _lacking()))
+    rows = listing.rows(facts, None if facts_file else listing.Here(unavailable, preflight.lacking()))
     if as_json:
         return json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False)
     return listing.text(rows, listing.machine(facts))
@@ -261,122 +259,6 @@ def _facts_of(folder: run_folder.RunFolder) -> Facts:
         return facts_from_json(folder.read_json("facts.json"))
     except FactsError as error:
         raise folder.unreadable("facts.json", str(error)) from error
-
-
-def known_rewards(recipe: Recipe) -> None:
-    """RecipeError for a reward's name that is not known; a reward of one's own is looked for when the run starts."""
-    from grpo_portable import rewards
-
-    for name in recipe.rewards:
-        if ":" not in name and name not in rewards.NAMES:
-            rewards.resolve([name], recipe.answer_style)
-
-
-def whole_rewards(recipe: Recipe) -> None:
-    """RecipeError for a reward of ours that lacks what it needs, such as a package."""
-    from grpo_portable import rewards
-
-    ours = [name for name in recipe.rewards if ":" not in name]
-    rewards.resolve(ours, recipe.answer_style, max_completion_tokens=recipe.max_completion_tokens)
-
-
-def known_template(recipe: Recipe) -> None:
-    """RecipeError for a chat template that is no file."""
-    if recipe.chat_template not in ("auto", "none") and not is_template(recipe.chat_template):
-        raise RecipeError(
-            f"chat template `{recipe.chat_template}` cannot be used",
-            because="it is neither Jinja text nor a file in the working directory or beside the recipe",
-            help="`auto`, `none`, or a Jinja file",
-        )
-
-
-def known_files(recipe: Recipe) -> None:
-    """DataError or ModelError for a file or folder that is not there, or holds no model, before libraries are loaded."""
-    for source in (recipe.data, recipe.eval_data, recipe.bootstrap_data):
-        if reach.names_a_file(source, SUFFIXES) and not reach.is_there(source):
-            raise DataError(
-                f"data file `{source}` is not there", help="check the path; hub data sets are named owner/name"
-            )
-    if recipe.model not in reach.BUILT_IN:
-        reach.located(recipe.model)
-
-
-def _looked_at(recipe: Recipe, *, trains: bool = True) -> tuple[str | None, tuple[str, ...]]:
-    """(that the run stays offline, None where it does not; notes on the questions) of a plan that is about to start.
-
-    Raises what a start is refused for before anything is loaded or written: a reward that lacks its package, a model or
-    questions that are neither here nor to be had, or that cannot be used.
-    """
-    if trains:
-        whole_rewards(recipe)
-    offline = within_reach(recipe, trains=trains)
-    if offline:
-        reach.stay_offline()
-        offline = f"the hub is out of reach ({offline}): model and data are this machine's own copies"
-    return offline, _look_at_questions(recipe, trains=trains)
-
-
-def _may_start(recipe: Recipe, *, trains: bool = True) -> None:
-    """Raise what a start is refused for, and say whether the run stays offline."""
-    offline, _ = _looked_at(recipe, trains=trains)
-    if offline:
-        _say(offline)
-
-
-def _may_go_on(recipe: Recipe, *, trains: bool = True) -> None:
-    """`_may_start` of a run that was planned before, maybe with other packages: PathClosed where every path is closed now."""
-    facts = _untried()
-    for wall in machine_walls(facts if trains else for_evaluation(facts), Model(recipe.model)):
-        if set(wall.closes) >= set(PATHS):
-            raise PathClosed(wall.fact, because=wall.because[-1], help=first_help(wall))
-    _may_start(recipe, trains=trains)
-
-
-def _outlook(recipe: Recipe) -> tuple[GrpoPortableError | None, tuple[str, ...]]:
-    """What a start of a training would be refused for now, None for nothing, and what it would note."""
-    try:
-        offline, notes = _looked_at(recipe)
-    except GrpoPortableError as error:
-        return error, ()
-    return None, (*([offline] if offline else []), *notes)
-
-
-def _look_at_questions(recipe: Recipe, *, trains: bool = True) -> tuple[str, ...]:
-    """Notes on the questions that lie here (a hub's may be gigabytes). DataError for ones that cannot be used."""
-    parts = sets.parts(recipe, trains=trains)
-    here = [part for part, source in parts.items() if source in reach.BUILT_IN or reach.is_there(source)]
-    if len(here) < len(parts):
-        found = {part: sets.load(recipe, part) for part in here}
-        if "train" in found:
-            sets.enough(recipe, found["train"], trains=trains)
-        return sets.notes(recipe, found)
-    asked = sets.gather(recipe, trains=trains)
-    return (*sets.notes(recipe, asked.by_part()), *asked.told)
-
-
-def within_reach(recipe: Recipe, *, trains: bool = True) -> str | None:
-    """ModelError or DataError, in seconds, for what is neither here nor to be had; else what `reach.require` returns."""
-    return reach.require(recipe.model, _sources(recipe, trains=trains))
-
-
-def _lacking() -> Callable[[Recipe], str | None]:
-    """Why a training could not have its rewards, model or questions, None for a yes; the hub is asked once for all recipes."""
-    hub = functools.cache(reach.hub)
-
-    def why_not(recipe: Recipe) -> str | None:
-        try:
-            whole_rewards(recipe)
-            reach.require(recipe.model, _sources(recipe), hub)
-        except GrpoPortableError as error:
-            return error.fact + (f" ({error.because})" if error.because else "")
-        return None
-
-    return why_not
-
-
-def _sources(recipe: Recipe, *, trains: bool = True) -> tuple[str, ...]:
-    """Where the questions of a run come from, each once."""
-    return tuple(dict.fromkeys(s for s in sets.parts(recipe, trains=trains).values() if s not in ("", "auto")))
 
 
 def _probe() -> Facts:
@@ -457,7 +339,7 @@ def _auto_recipe(facts: Facts, overrides: Sequence[str]) -> tuple[Recipe, list[s
 
 def new_folder(prepared: Prepared, out: Path | None) -> run_folder.RunFolder:
     """A run folder with the settled recipe, the machine's facts and the plan."""
-    path = out or RUNS / f"{prepared.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = out or run_folder.RUNS / f"{prepared.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     header = (
         f"{prepared.name}, settled on {time.strftime('%Y-%m-%d')}: every choice is written out.\n"
         "Run it again with: grpo-portable train recipe.yaml"
@@ -498,58 +380,3 @@ def _command() -> str:
         return key + equals + (Path(value).name if value.startswith(("/", "~", ".")) else value)
 
     return shlex.join(["grpo-portable", *map(shown, sys.argv[1:])])
-
-
-def _to_go_on_with(*, trains: bool) -> Path:
-    """The newest run that is not finished: one that was at work before one that never got there. Says which, and the others.
-
-    Where all are finished, the newest.
-    """
-    runs = _runs(trains=trains)
-    open_ = [run for run in runs if _is_open(run)]
-    begun = [run for run in open_ if not _never_began(run)]
-    taken, *others = begun or open_ or runs
-    if not open_:
-        _say(f"every {'run' if trains else 'evaluation'} in {RUNS}/ is finished; the newest is {taken.path}")
-        return taken.path
-    _say_wrapped(f"going on with {taken.path}, the newest that is not finished")
-    if begun and others:
-        _say_wrapped("interrupted too: " + ", ".join(f"`--out {run.word}`" for run in others))
-    return taken.path
-
-
-def _is_open(run: run_folder.RunFolder) -> bool:
-    """Whether something is left to do, also of a run whose files cannot be read: who goes on with it is told what is wrong."""
-    try:
-        return bool(saved.missing(run))
-    except GrpoPortableError:
-        return True
-
-
-def _never_began(run: run_folder.RunFolder) -> bool:
-    """Whether the run's start was refused: it stopped for a user's mistake before it had made anything."""
-    try:
-        return run.read_json("failure.json").get("kind") == "user" and not any(supervisor.made(run))
-    except GrpoPortableError:
-        return False
-
-
-def _newest(*, trains: bool) -> Path:
-    """The newest training run, or the newest evaluation: neither goes on with the other."""
-    return _runs(trains=trains)[0].path
-
-
-def _runs(*, trains: bool) -> list[run_folder.RunFolder]:
-    """The training runs, or the evaluations, newest first. RunFolderError where there is none."""
-    files = [f for f in RUNS.glob("*/recipe.yaml") if _trains(f.parent) == trains]
-    if not files:
-        kind = "run" if trains else "evaluation"
-        raise RunFolderError(
-            f"there is no {kind} to go on with", because="runs/ holds none", help="name its folder with --out"
-        )
-    newest_first = sorted(files, key=lambda f: f.stat().st_mtime, reverse=True)
-    return [run_folder.open_run(f.parent) for f in newest_first]
-
-
-def _trains(folder: Path) -> bool:
-    return run_folder.open_run(folder).read_json("task.json").get("only") != "evaluate"

@@ -11,7 +11,7 @@ from grpo_portable.cluster import nodes
 from grpo_portable.errors import PathClosed, UsageError
 from grpo_portable.plan import catalogue
 from grpo_portable.recipe import load
-from grpo_portable.run.folder import write_atomically
+from grpo_portable.run.folder import RUNS, write_atomically
 
 
 def launch_nodes(
@@ -48,7 +48,7 @@ def launch_nodes(
     recipe = replace(prepared.settled.recipe, prompts_per_step=questions)
     prepared = replace(prepared, settled=replace(prepared.settled, recipe=recipe))
     if only_print:
-        place = str(out or launch.RUNS / prepared.name)
+        place = str(out or RUNS / prepared.name)
         script = nodes.slurm_script(cluster, place, name=prepared.name)
         return f"# {place}/{nodes.CONFIG_FILE}\n{nodes.accelerate_config(cluster)}\n# {place}/{nodes.SCRIPT_FILE}\n{script}"
     folder = launch.new_folder(prepared, out)

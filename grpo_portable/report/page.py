@@ -56,7 +56,7 @@ def page(
     recipe, facts = run.recipe(), run.read_json("facts.json")
     plan, record = run.read_json("plan.json"), run.read_json("run.json")
     path = str(record.get("path") or recipe.path)
-    trains = run.read_json("task.json").get("only") != "evaluate"
+    trains = run.trains()
     train_seconds = sum(windows.series(steps, "step_s")[1]) or None
     lines = [f"# {_title(recipe, record, steps, trains)}", "", f"**{words.sentence(scores)}**", ""]
     lines += _warnings(scores, paths.warning(record, scores))

@@ -36,6 +36,7 @@ from grpo_portable.run.forms import FILES, RECIPE_VALUES, form_of, read
 from grpo_portable.supervision.phase import Doing, Phase
 
 SCHEMA = 1
+RUNS = Path("runs")  # where a run is made that was given no folder
 REMADE = ("run.json", "rung.json", "plan.json", "facts.json", "failure.json", "heartbeat")  # no result depends on them
 PLACES = ("model", "data", "eval_data", "bootstrap_data", "vllm_adapters")  # fields of a recipe that may be paths
 
@@ -105,6 +106,10 @@ class RunFolder:
     def rung(self) -> dict[str, Any]:
         """What rung.json holds, {} when the run has not begun."""
         return {key: value for key, value in self.read_json("rung.json").items() if key in FILES["rung.json"]}
+
+    def trains(self) -> bool:
+        """Whether it is a training; else it only evaluates."""
+        return self.read_json("task.json").get("only") != "evaluate"
 
     def read_json(self, name: str) -> dict[str, Any]:
         """The object in a JSON file of the run, {} when it is not there yet. RunFolderError when it cannot be read, or is

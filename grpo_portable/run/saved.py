@@ -1,4 +1,4 @@
-"""Whether a saved adapter is whole, and what a run has still to make. Torch-free."""
+"""Whether a saved adapter is whole, what a run has made so far, and what it has still to make. Torch-free."""
 
 from __future__ import annotations
 
@@ -55,19 +55,33 @@ def adapter_fault(run: RunFolder) -> str | None:
     return None if is_whole(run.adapter) else "its adapter is torn"
 
 
+def made(run: RunFolder) -> tuple[int, ...]:
+    """What the run has so far: steps, answers, steps of the bootstrap, whole stages."""
+    answers = sum(1 for file in (run.path / "generations").glob("*.jsonl") for _ in read_lines(file))
+    taught = max(
+        (int(f.name[5:]) for f in run.bootstrap_checkpoints.glob("step-*") if f.name[5:].isdecimal()), default=0
+    )
+    whole = sum(folder.is_dir() for folder in (run.bootstrapped, run.adapter))
+    return steps_done(run), answers, taught, whole
+
+
+def steps_done(run: RunFolder) -> int:
+    """The last optimizer step that has its line in metrics.jsonl, 0 before the first."""
+    return max((m["step"] for m in read_lines(run.metrics_file)), default=0)
+
+
 def missing(run: RunFolder) -> tuple[str, ...]:
     """What a run has still to make, in words; () where nothing is left to do.
 
     That is when every stage has its answers and, of a run that trains, the adapter is whole. Never of a run that does not
     say how many questions it asks.
     """
-    task, samples = run.read_json("task.json"), run.recipe().eval_samples
-    trains = task.get("only") != "evaluate"
+    trains, samples = run.trains(), run.recipe().eval_samples
     fault = adapter_fault(run) if trains else None
     questions = ((run.read_json("run.json").get("data") or {}).get("eval") or {}).get("used")
     if not isinstance(questions, int):
         return (*filter(None, [fault]), "it does not say how many questions it asks")
-    stages = _trained(run) if trains else _asked(task)
+    stages = _trained(run) if trains else _asked(run.read_json("task.json"))
     wanted = dict.fromkeys(stages, questions)
     wanted |= {f"{stage}-sampled": questions * samples for stage in stages if samples}
     found = {stage: _answers(run, stage) for stage in wanted}

@@ -26,7 +26,7 @@ from doctor.spread import most_sharing
 from grpo_portable.errors import GrpoPortableError, Interrupted, RecipeError, RunFolderError, UsageError
 from grpo_portable.recipe import Recipe, load
 from grpo_portable.run import edited, saved
-from grpo_portable.run.folder import RunFolder, read_lines
+from grpo_portable.run.folder import RunFolder
 from grpo_portable.run.progress import Progress
 from grpo_portable.supervision import ladder, ranks_command
 
@@ -63,7 +63,7 @@ def supervise(run: RunFolder, *, fallback: bool = True, limits: Limits | None = 
     The GPUs are those of plan.json, or what the ladder left of them.
     """
     with _stops_are_interrupts(run), alone(run):  # in this order: looking for other workers takes a moment
-        edited.take_over(run, made=any(made(run)))
+        edited.take_over(run, made=any(saved.made(run)))
         _climb_down(run, fallback, limits or Limits())
 
 
@@ -71,14 +71,14 @@ def _climb_down(run: RunFolder, fallback: bool, limits: Limits) -> None:
     answer, recipe = run.read_json("plan.json"), run.recipe()
     rung, first = _rung(recipe, answer, run.rung()), _rung(load(run.recipe_file), answer)
     step_size = recipe.prompts_per_step, recipe.group_size
-    idle, retries, before = 0, 0, made(run)
+    idle, retries, before = 0, 0, saved.made(run)
     with Progress(run, run.recipe().steps) as progress:
         while idle < MAX_STARTS:
             run.write_json("rung.json", asdict(rung))
             ending = _one_worker(run, rung, rung.processes, limits, progress)
             if ending.kind == "done":
                 return
-            now = made(run)
+            now = saved.made(run)
             moved = any(more > then for more, then in zip(now, before, strict=True))
             before = now
             idle, retries = (0, 0) if moved else (idle + 1, retries)
@@ -90,7 +90,7 @@ def _climb_down(run: RunFolder, fallback: bool, limits: Limits) -> None:
             before_it, after_it = (ladder.shown(r.path, r.backend) for r in (rung, step.rung))
             kind = "retry" if before_it == after_it else "fallback"
             move = {"from": before_it, "to": after_it, **({"passed": dict(step.passed)} if step.passed else {})}
-            run.event(kind, step.reason, error=ending.error, step=_steps_done(run), **move)
+            run.event(kind, step.reason, error=ending.error, step=saved.steps_done(run), **move)
             progress.say(f"{kind}: {step.reason}")
             retries = retries + 1 if step.rung == rung else 0
             rung = step.rung
@@ -123,16 +123,6 @@ def _gpus(answer: Mapping[str, Any]) -> tuple[int, ...]:
     if len(cards) < 2 or any(card.get("mig") for card in cards):
         return ()
     return tuple((answer.get("plan") or {}).get("gpus") or ())
-
-
-def made(run: RunFolder) -> tuple[int, ...]:
-    """What the run has so far: steps, answers, steps of the bootstrap, whole stages."""
-    answers = sum(1 for file in (run.path / "generations").glob("*.jsonl") for _ in read_lines(file))
-    taught = max(
-        (int(f.name[5:]) for f in run.bootstrap_checkpoints.glob("step-*") if f.name[5:].isdecimal()), default=0
-    )
-    whole = sum(folder.is_dir() for folder in (run.bootstrapped, run.adapter))
-    return _steps_done(run), answers, taught, whole
 
 
 def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limits, progress: Progress) -> ladder.Ending:
@@ -439,7 +429,7 @@ def _failure(run: RunFolder, ending: ladder.Ending, why: str) -> GrpoPortableErr
     if ending.kind == "interrupted":
         return Interrupted("the run was interrupted and saved", help=go_on)
     if ending.kind == "disk":
-        made = f"what was made up to step {_steps_done(run)} is kept"
+        made = f"what was made up to step {saved.steps_done(run)} is kept"
         return RunFailed(ending.error, because=f"{made}, no more could be written", help=f"free space, then {go_on}")
     help_ = written.get("help") or f"the worker's log: {run.path / 'worker.log'}; {go_on}"
     return RunFailed(ending.error, because=written.get("because") or why, help=help_)
@@ -448,12 +438,12 @@ def _failure(run: RunFolder, ending: ladder.Ending, why: str) -> GrpoPortableErr
 def _tell(run: RunFolder, kind: str, message: str, **more: str) -> None:
     """An event, unless it cannot be written: the disk may be what failed."""
     with contextlib.suppress(OSError):
-        run.event(kind, message, step=_steps_done(run), **more)
+        run.event(kind, message, step=saved.steps_done(run), **more)
 
 
 def _resume(run: RunFolder) -> str:
     with contextlib.suppress(GrpoPortableError):
-        if run.read_json("task.json").get("only") == "evaluate":
+        if not run.trains():
             return f"grpo-portable eval --resume --out {run.word}"
     return f"grpo-portable train --resume --out {run.word}"
 
@@ -473,10 +463,6 @@ def _clean_log(log: Path, began: int) -> None:
             file.seek(began)
             file.write(cleaned)
             file.truncate()
-
-
-def _steps_done(run: RunFolder) -> int:
-    return max((m["step"] for m in read_lines(run.metrics_file)), default=0)
 
 
 def _mtime(file: Path) -> int | None:

@@ -21,7 +21,7 @@ from doctor.facts import Facts, Gpu, Host, Probe, facts_from_json
 from doctor.phrases import verdict
 from doctor.plan import diagnose
 from doctor.speed import duration
-from grpo_portable import cli, launch, recipe_page, rewards
+from grpo_portable import cli, launch, preflight, reach, recipe_page, rewards
 from grpo_portable.errors import PathClosed, RecipeError, RunFolderError, UsageError
 from grpo_portable.plan import catalogue, listing, planning
 from grpo_portable.recipe import Recipe, load, override, to_yaml
@@ -78,8 +78,8 @@ def test_a_recipe_plans_or_refuses_with_a_reason_on_every_machine(name: str) -> 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_names_rewards_that_exist_and_a_readable_template(name: str) -> None:
     recipe = recipe_of(name)
-    launch.known_rewards(recipe)
-    launch.known_template(recipe)
+    preflight.known_rewards(recipe)
+    preflight.known_template(recipe)
     assert all(":" in reward or reward in rewards.NAMES for reward in recipe.rewards)
     for line in catalogue.find(name).read_text(encoding="utf-8").splitlines():
         assert len(line) <= 132, line
@@ -366,9 +366,9 @@ def test_what_is_neither_here_nor_to_be_had_does_not_run_here(
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
-    monkeypatch.setattr(launch.reach, "hub", lambda: asked.append(True) or launch.reach.Reach(False, "it is away"))
+    monkeypatch.setattr(reach, "hub", lambda: asked.append(True) or reach.Reach(False, "it is away"))
     facts = card("NVIDIA GeForce RTX 4060 Laptop GPU", "8.9", 8.0)
-    rows = listing.rows(facts, listing.Here(lambda _: {}, launch._lacking()))
+    rows = listing.rows(facts, listing.Here(lambda _: {}, preflight.lacking()))
     row = next(row for row in rows if row.name == name)
     assert (row.fits, words in row.why, len(asked)) == (fits, True, 1), row
     assert not any(row.fits and row.name.startswith("gsm8k-qwen") for row in rows)
@@ -413,7 +413,7 @@ def test_a_recipe_carries_its_template_as_text(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(to_yaml(recipe), encoding="utf-8")
     assert load(tmp_path / "r.yaml") == recipe
     with pytest.raises(RecipeError, match=r"nowhere\.jinja"):
-        launch.known_template(replace(recipe, chat_template="nowhere.jinja"))
+        preflight.known_template(replace(recipe, chat_template="nowhere.jinja"))
 
 
 def test_another_machine_is_only_planned_for() -> None:

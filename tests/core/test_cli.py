@@ -16,7 +16,7 @@ import run_folders
 
 from doctor.facts import Facts
 from doctor.plan import diagnose
-from grpo_portable import cli, launch
+from grpo_portable import cli, launch, preflight
 from grpo_portable.errors import PathClosed, RecipeError, UsageError
 from grpo_portable.plan import listing
 from grpo_portable.recipe import Recipe, load, override, to_yaml
@@ -106,7 +106,7 @@ def runs(tmp_path, monkeypatch):
 
     def make(*names):
         for age, name in enumerate(names):
-            folder = run_folder.create(launch.RUNS / name, Recipe(eval_samples=0), "")
+            folder = run_folder.create(run_folder.RUNS / name, Recipe(eval_samples=0), "")
             if name.startswith("eval"):
                 folder.write_json("task.json", {"only": "evaluate"})
             if name.startswith("refused"):
@@ -139,7 +139,7 @@ def runs(tmp_path, monkeypatch):
 )
 def test_resume_takes_the_newest_run_of_its_kind_that_can_go_on(runs, capsys, there, trains, taken, words):
     runs(*there)
-    assert launch._to_go_on_with(trains=trains).name == taken
+    assert launch._chosen(None, trains=trains).path.name == taken
     told = unwrapped(capsys.readouterr().out)
     assert all(word in told for word in words) and ("interrupted too" in told) == ("interrupted too" in str(words)), (
         told
@@ -201,7 +201,7 @@ def test_a_dry_run_says_what_a_start_would_be_refused_for_and_is_silent_of_anoth
     assert plan.startswith("plan\n") and "needs math-verify, which is not installed" in unwrapped(refused)
     rows = {
         row.name: row
-        for row in listing.rows(launch.saved_facts(str(facts)), listing.Here(lambda _: {}, launch._lacking()))
+        for row in listing.rows(launch.saved_facts(str(facts)), listing.Here(lambda _: {}, preflight.lacking()))
     }
     assert rows["dapo-qwen3-14b-80gb"].fits is False and "math-verify" in rows["dapo-qwen3-14b-80gb"].why
 
@@ -484,14 +484,13 @@ _NO_TRITON = {"trl": "1.15.0", "triton": "absent"}
 def test_doctor_list_start_and_resume_say_the_same(monkeypatch, packages, model, trains, words):
     """A package that every path needs: the doctor closes them all, and nothing starts; an evaluation needs less."""
     facts = Facts(gpus=(), packages={"torch": "2.13.0+cpu", **packages})
-    monkeypatch.setattr(launch, "_untried", lambda: facts)
     monkeypatch.setattr(launch, "_probe", lambda: facts)
-    monkeypatch.setattr(launch, "known_files", lambda recipe: None)  # of the model that is only named here
-    monkeypatch.setattr(launch, "_may_start", lambda recipe, trains: None)
+    monkeypatch.setattr(preflight, "known_files", lambda recipe: None)  # of the model that is only named here
+    monkeypatch.setattr(preflight, "may_start", lambda recipe, trains: None)
     recipe = replace(load(launch.catalogue.find("arithmetic-embedded")), model=model)
     starts = (
         lambda: launch.prepare("arithmetic-embedded", auto=True, overrides=[f"model={model}"], trains=trains),
-        lambda: launch._may_go_on(recipe, trains=trains),
+        lambda: preflight.may_go_on(recipe, facts, trains=trains),
     )
     for start in starts:
         with contextlib.nullcontext() if words is None else pytest.raises(PathClosed) as told:

@@ -40,7 +40,8 @@ LAYERS = {
     "recipe": Layer("recipe combinations", "errors", "diagnosis"),
     "ladder": Layer("supervision.ladder supervision.ranks_command", "phase", asks="diagnosis memory spread"),
     "run": Layer(
-        "run run.folder run.forms run.manifest run.saved run.edited run.progress run.pulse run.processes run.deadline",
+        "run run.folder run.forms run.manifest run.saved run.unfinished run.edited run.progress run.pulse run.processes "
+        "run.deadline",
         "errors words phase recipe",
         "privacy",
     ),
@@ -104,11 +105,14 @@ LAYERS = {
         "errors recipe paths",
         "facts diagnosis readings shapes memory speed speed_cpu spread plan together walls walls_model walls_several render",
     ),
+    "preflight": Layer(
+        "preflight", "errors recipe reach data rewards plan", "facts diagnosis walls walls_model walls_stack"
+    ),
     "supervisor": Layer("supervision.supervisor", "errors recipe ladder run", "privacy spread"),
     "launch": Layer(
         "launch eval_task cluster cluster.job cluster.nodes",
-        "errors recipe run reach data rewards paths report plan supervisor",
-        "facts diagnosis plan probes walls walls_model walls_stack",
+        "errors recipe run reach data paths report plan preflight supervisor",
+        "facts diagnosis plan probes walls_stack",
     ),
     "bench": Layer(
         "bench bench.cli bench.shapes bench.rollout bench.policy bench.step bench.side bench.checkpoint bench.memory "

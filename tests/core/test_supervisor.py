@@ -15,7 +15,7 @@ import run_folders
 
 from grpo_portable.errors import Interrupted, RecipeError, RunFolderError, UsageError
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import progress
+from grpo_portable.run import progress, saved
 from grpo_portable.run.folder import create, open_run, read_lines
 from grpo_portable.supervision import supervisor
 from grpo_portable.supervision.ladder import SAME_CODE
@@ -497,7 +497,7 @@ def test_the_worker_finds_its_run_wherever_a_reward_goes(tmp_path, monkeypatch):
 def test_lines_of_metrics_that_are_of_no_step_disturb_nobody(start):
     start.run.metrics_file.write_text('{"step": "x"}\n[1]\n{"reward": "high"}\n')
     run = start("done")
-    assert supervisor._steps_done(run) == 1
+    assert saved.steps_done(run) == 1
 
 
 def test_a_recipe_of_a_run_that_was_cut_off_is_told(start):

@@ -1,0 +1,69 @@
+"""Which run goes on where none is named: the newest that is not finished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from grpo_portable.errors import GrpoPortableError, RunFolderError, wrapped
+from grpo_portable.run import saved
+from grpo_portable.run.folder import RUNS, RunFolder, open_run
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The run that goes on. `told`: which and why, and what else was interrupted, as lines."""
+
+    run: RunFolder
+    told: str
+
+
+def take(*, trains: bool) -> Taken:
+    """The newest run that is not finished: one that was at work before one that never got there.
+
+    Where all are finished, the newest. `trains` is False for evaluations: neither goes on with the other. RunFolderError
+    where there is none.
+    """
+    runs = _runs(trains=trains)
+    open_ = [run for run in runs if _is_open(run)]
+    begun = [run for run in open_ if not _never_began(run)]
+    taken, *others = begun or open_ or runs
+    if not open_:
+        kind = "run" if trains else "evaluation"
+        return Taken(taken, f"every {kind} in {RUNS}/ is finished; the newest is {taken.path}")
+    told = wrapped(f"going on with {taken.path}, the newest that is not finished", "  ")
+    if begun and others:
+        told += wrapped("interrupted too: " + ", ".join(f"`--out {run.word}`" for run in others), "  ")
+    return Taken(taken, "\n".join(told))
+
+
+def newest(*, trains: bool) -> RunFolder:
+    """The newest training run, or the newest evaluation. RunFolderError where there is none."""
+    return _runs(trains=trains)[0]
+
+
+def _is_open(run: RunFolder) -> bool:
+    """Whether something is left to do, also of a run whose files cannot be read: who goes on with it is told what is wrong."""
+    try:
+        return bool(saved.missing(run))
+    except GrpoPortableError:
+        return True
+
+
+def _never_began(run: RunFolder) -> bool:
+    """Whether the run's start was refused: it stopped for a user's mistake before it had made anything."""
+    try:
+        return run.read_json("failure.json").get("kind") == "user" and not any(saved.made(run))
+    except GrpoPortableError:
+        return False
+
+
+def _runs(*, trains: bool) -> list[RunFolder]:
+    """The training runs, or the evaluations, newest first. RunFolderError where there is none."""
+    files = [f for f in RUNS.glob("*/recipe.yaml") if open_run(f.parent).trains() == trains]
+    if not files:
+        kind = "run" if trains else "evaluation"
+        raise RunFolderError(
+            f"there is no {kind} to go on with", because="runs/ holds none", help="name its folder with --out"
+        )
+    newest_first = sorted(files, key=lambda f: f.stat().st_mtime, reverse=True)
+    return [open_run(f.parent) for f in newest_first]
