@@ -47,16 +47,17 @@ def measure(run: RunFolder, side: str, stop: Any) -> dict[str, Any]:
 
 
 def _ours(run: RunFolder, peaks: PhasePeaks, steps: dict[str, list[float]], stop: Any) -> None:
-    from grpo_portable import worker
+    from grpo_portable.session import prepare
+    from grpo_portable.worker import train_stage
 
-    session = worker.prepare(run, {}, stop)
+    session = prepare(run, {}, stop)
     peaks.end("load")
     engine: Any = session.engine
     engine.sync = _then(lambda: peaks.end("update"), engine.sync)
     engine.generate = _then(None, engine.generate, lambda: peaks.end("rollout"))
     rows = session.recipe.prompts_per_step * session.recipe.group_size
     try:
-        worker.train_stage(session)
+        train_stage(session)
     finally:
         peaks.end("update")
         for line in read_lines(run.metrics_file):
@@ -84,12 +85,13 @@ def _trl(run: RunFolder, peaks: PhasePeaks, steps: dict[str, list[float]], stop:
     from datasets import Dataset
     from transformers import PrinterCallback, TrainerCallback
 
-    from grpo_portable import rewards, worker
+    from grpo_portable import rewards
     from grpo_portable.models import policy
+    from grpo_portable.session import prepare
     from grpo_portable.training.arguments import training_arguments
     from grpo_portable.training.trl_trainer import GRPOTrainer, Silent
 
-    session = worker.prepare(run, {}, stop)
+    session = prepare(run, {}, stop)
     session.engine.close()
     gc.collect()
     recipe, builder, questions = session.recipe, session.builder, session.train

@@ -88,7 +88,7 @@ LAYERS = {
         "memory",
     ),
     "worker": Layer(
-        "worker ranks", "errors words phase recipe ladder run data rewards policy protocol engines training"
+        "worker session ranks", "errors words phase recipe ladder run data rewards policy protocol engines training"
     ),
     "report": Layer(
         "scores.scoring report report.page report.engine report.paths report.results report.setting report.training "

@@ -26,7 +26,7 @@ HANDS_OUT = {"push_to_hub", "upload_file", "upload_folder", "create_repo", "crea
 WAITS = {"wait", "join", "communicate", "acquire"}
 MEETINGS = {
     ("run/processes.py", "arrival.wait"),  # has arrived: raises what the meeting ended with
-    ("grpo_portable/worker.py", "join"),
+    ("grpo_portable/session.py", "join"),
     ("bench/rank.py", "mine.wait"),
 }
 RUNS_A_PROCESS = {"run", "check_call", "check_output", "call"}

@@ -19,7 +19,7 @@ import tiny
 import torch
 from faulty import at_call, kill, throw
 
-from grpo_portable import engines, evaluate, worker
+from grpo_portable import engines, evaluate, session
 from grpo_portable.models import policy
 from grpo_portable.rollout import portable
 from grpo_portable.rollout.protocol import Completion
@@ -73,7 +73,7 @@ def in_vllm(call: str, number: int, error: BaseException) -> Callable[[Path], No
 
 def vllm_hangs_at_start(folder: Path) -> None:
     start = engines.open_engine
-    worker.open_engine = lambda *a, **o: start(*a, limit_s=1.0, **o)
+    session.open_engine = lambda *a, **o: start(*a, limit_s=1.0, **o)
     engines.deadline.__wrapped__.__kwdefaults__["every"] = 0.1  # type: ignore[attr-defined]
     at_call(standin_vllm.LLM, "__init__", 1, lambda *_, **__: time.sleep(600))
 
@@ -155,7 +155,7 @@ def no_room_in_the_bootstrap(folder: Path) -> None:
 
 def no_room_to_load(folder: Path) -> None:
     if rung_of(folder).path == "bf16-hf":
-        at_call(worker.policy, "load", 1, throw(torch.OutOfMemoryError(GPU_FULL)))
+        at_call(policy, "load", 1, throw(torch.OutOfMemoryError(GPU_FULL)))
 
 
 # --- numbers and rewards

@@ -31,7 +31,7 @@ import pytest
 import standin_vllm
 import tiny
 
-from grpo_portable import engines, worker
+from grpo_portable import engines, session, worker
 from grpo_portable.errors import GrpoPortableError
 from grpo_portable.recipe import Recipe
 from grpo_portable.rollout import vllm
@@ -88,8 +88,8 @@ def on_the_cpu() -> None:
         own = engines.path_settings(path, bfloat16=bfloat16, backend=backend)
         return replace(own, dtype="float32", quantization=None)
 
-    worker._device = lambda recipe: torch.device("cpu")
-    worker.path_settings = settings
+    session._device = lambda recipe: torch.device("cpu")
+    session.path_settings = settings
     standin_vllm.install(pytest.MonkeyPatch())
     vllm._card = lambda: (60.0, 80.0)
 

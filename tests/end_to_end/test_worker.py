@@ -23,7 +23,7 @@ import pytest
 import tiny
 from faulty import at_call, kill
 
-from grpo_portable import evaluate, worker
+from grpo_portable import evaluate, session, worker
 from grpo_portable.run import folder as run_folder
 from grpo_portable.run.folder import read_lines
 from grpo_portable.scores import scoring, verdict
@@ -294,14 +294,14 @@ def poisoned() -> None:
         ({"rewards": ("tiny:nothing",)}, None, "reward", "could not be scored", "rewards of step 1"),
         (
             {},
-            breaking(worker, "open_engine", RuntimeError("CUDA out of memory. Tried")),
+            breaking(session, "open_engine", RuntimeError("CUDA out of memory. Tried")),
             "oom",
             "out of memory",
             "starting",
         ),
         ({}, breaking(trainer.GrpoTrainer, "_note_rollout", MemoryError()), "oom", "MemoryError", "rollout of step 1"),
-        ({}, breaking(worker, "open_engine", OSError(28, "No space left on device")), "disk", "No space", "starting"),
-        ({}, breaking(worker, "open_engine", ValueError("surprise")), "crash", "ValueError: surprise", "starting"),
+        ({}, breaking(session, "open_engine", OSError(28, "No space left on device")), "disk", "No space", "starting"),
+        ({}, breaking(session, "open_engine", ValueError("surprise")), "crash", "ValueError: surprise", "starting"),
         ({}, poisoned, "nonfinite", "3 updates in a row", "update of step 3"),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else None,

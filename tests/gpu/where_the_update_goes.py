@@ -21,6 +21,7 @@ from grpo_portable import launch, quiet, worker
 from grpo_portable.bench import checkpoint
 from grpo_portable.rollout.scratch import place
 from grpo_portable.run.folder import create
+from grpo_portable.session import prepare
 from grpo_portable.training.guards import StopSignal
 from grpo_portable.updates.few_kernels import few_kernels
 
@@ -65,7 +66,7 @@ def main(shape: str, settings: list[str]) -> None:
         checkpoint.write(shape, model)
         ready = launch.prepare(str(model / checkpoint.RECIPE_FILE), auto=True, overrides=settings)
         recipe = replace(ready.settled.recipe, steps=STEPS, warmup_steps=0, bootstrap_epochs=0.0, save_every=10**6)
-        session = worker.prepare(create(Path(folder) / "run", recipe), {}, StopSignal())
+        session = prepare(create(Path(folder) / "run", recipe), {}, StopSignal())
         with few_kernels(session.model) as replaced:
             print(f"in few kernels: {replaced}")
         seen = watched(session.engine)
