@@ -7,15 +7,18 @@ and the FP8 and BF16 engines sample from about the same distribution.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from grpo_portable.bench.shapes import known
 from grpo_portable.recipe import Recipe, to_yaml
 
 RECIPE_FILE = "step.yaml"
+TO_COME = "to-come.safetensors"  # empty: it stands for the weights while a step is planned
 VOCABULARY = 512  # of the tokenizer; ids above it are written as nothing
 FINAL_NORM = 0.05  # logits of the last token's own embedding: 0.05 * 0.02 * hidden, 2.6 at a width of 2,560
 
@@ -41,6 +44,14 @@ def alternating(completions: Sequence[Any], **_: Any) -> list[float]:
     return [float(i % 2 == 0) for i in range(len(completions))]
 
 
+def outline(shape: str, folder: Path) -> Path:
+    """Config and recipe alone, enough to plan by; the recipe's file. UsageError for a shape that is not known. Torch-free."""
+    (folder / "config.json").write_text(json.dumps(known(shape)), encoding="utf-8")
+    (folder / TO_COME).touch()
+    (folder / RECIPE_FILE).write_text(to_yaml(step_recipe(folder)), encoding="utf-8")
+    return folder / RECIPE_FILE
+
+
 def write(shape: str, folder: Path) -> None:
     """Weights (bfloat16 safetensors), config, tokenizer and recipe of `shape`. UsageError for a shape that is not known."""
     import torch
@@ -49,6 +60,7 @@ def write(shape: str, folder: Path) -> None:
     from grpo_portable.bench.shapes import config_of
     from grpo_portable.embedded.build import make_tokenizer
 
+    outline(shape, folder)
     config = config_of(shape)
     tokenizer = make_tokenizer(min(VOCABULARY, config.vocab_size))
     config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -60,7 +72,7 @@ def write(shape: str, folder: Path) -> None:
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / RECIPE_FILE).write_text(to_yaml(step_recipe(folder)), encoding="utf-8")
+    (folder / TO_COME).unlink()
 
 
 if __name__ == "__main__":

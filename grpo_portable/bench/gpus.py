@@ -261,7 +261,8 @@ def _step(given: argparse.Namespace, parts: Sequence[tuple[int, ...]]) -> dict[s
     from grpo_portable.bench.step import checkpoint
 
     settings = [*given.settings, *([f"path={given.path}"] if given.path else [])]
-    with checkpoint(given.recipe, given.shape) as name:
+
+    def plan(name: str) -> list[tuple[Rung, Recipe]]:
         recipes = []
         for part in parts:
             prepared = launch.prepare(name, auto=True, overrides=settings, facts_file=given.facts, gpus=part)
@@ -276,6 +277,9 @@ def _step(given: argparse.Namespace, parts: Sequence[tuple[int, ...]]) -> dict[s
                     recipe,
                 )
             )
+        return recipes
+
+    with checkpoint(given.recipe, given.shape, plan) as recipes:
         return bench_step(recipes, max(1, given.steps), limit_s=given.limit, tell=_tell(given))
 
 

@@ -13,10 +13,10 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from doctor import memory
 from doctor.diagnosis import VLLM_PATHS
@@ -26,7 +26,7 @@ from grpo_portable import launch
 from grpo_portable.bench import child
 from grpo_portable.bench import memory as bench_memory
 from grpo_portable.bench import side as bench_side
-from grpo_portable.bench.checkpoint import RECIPE_FILE
+from grpo_portable.bench.checkpoint import outline
 from grpo_portable.bench.shapes import SHAPES, known
 from grpo_portable.errors import EngineError, GrpoPortableError, UsageError
 from grpo_portable.plan.settle import Settled
@@ -36,6 +36,7 @@ from grpo_portable.run.folder import create
 
 SIDES = {"ours": "grpo-portable", "trl": "TRL's default without vLLM"}
 LIMIT_S = 1800.0
+T = TypeVar("T")
 
 
 def bench_step(
@@ -168,19 +169,21 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def random_checkpoint(shape: str, folder: Path) -> Path:
-    """The recipe's file of a checkpoint with random weights, made in a process of its own so that its memory is free again."""
+def write_weights(shape: str, folder: Path) -> None:
+    """Random weights of a shape into its folder, made in a process of its own so that its memory is free again."""
     failed = child.run([sys.executable, "-m", "grpo_portable.bench.checkpoint", shape, str(folder)], folder, LIMIT_S)
     if failed:
         raise EngineError(f"no checkpoint of {shape} could be made", because=failed["error"])
-    return folder / RECIPE_FILE
 
 
 @contextlib.contextmanager
-def checkpoint(recipe: str | None, shape: str | None) -> Iterator[str]:
-    """The recipe's name, or inside the file of one for a checkpoint with random weights. UsageError unless one is named."""
+def checkpoint(recipe: str | None, shape: str | None, plan: Callable[[str], T]) -> Iterator[T]:
+    """What `plan` makes of the recipe's name, or of one for random weights, which are there inside.
+
+    They are written after the plan, which refuses in a moment what they take minutes for. UsageError unless one is named.
+    """
     if recipe is not None and shape is None:
-        yield recipe
+        yield plan(recipe)
         return
     if recipe is not None or shape is None:
         raise UsageError("one of a recipe and --shape must be named", help="for example --shape qwen3-4b")
@@ -189,7 +192,14 @@ def checkpoint(recipe: str | None, shape: str | None) -> Iterator[str]:
     with tempfile.TemporaryDirectory(dir=place(size)) as folder:
         model = Path(folder) / shape
         model.mkdir()
-        yield str(random_checkpoint(shape, model))
+        planned = plan(str(outline(shape, model)))
+        print(
+            f"random weights of {shape}, {size / 2**30:.1f} GiB, are written into {folder} ...",
+            file=sys.stderr,
+            flush=True,
+        )
+        write_weights(shape, model)
+        yield planned
 
 
 def ask_for_plan(parser: argparse.ArgumentParser) -> None:
@@ -224,8 +234,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if unknown := [name for name in sides if name not in SIDES]:
             raise UsageError(f"there is no side `{unknown[0]}`", help=f"some of: {', '.join(SIDES)}")
-        with checkpoint(given.recipe, given.shape) as name:
-            prepared = launch.prepare(name, auto=True, overrides=settings, facts_file=given.facts)
+
+        def plan(name: str) -> launch.Prepared:
+            return launch.prepare(name, auto=True, overrides=settings, facts_file=given.facts)
+
+        with checkpoint(given.recipe, given.shape, plan) as prepared:
             report = bench_step(
                 prepared.settled,
                 max(1, given.steps),
