@@ -16,6 +16,7 @@ import typer
 
 from grpo_portable.errors import GrpoPortableError, PathClosed, RunFolderError, UsageError
 from grpo_portable.recipe import parsed
+from grpo_portable.run.stops import as_interrupts
 
 app = typer.Typer(
     name="grpo-portable",
@@ -331,7 +332,8 @@ def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; errors a user can act on are one to three lines on stderr and an exit code."""
     try:
         try:
-            app(arguments)
+            with as_interrupts():
+                app(arguments)
         except OSError as error:
             if not error.filename:
                 raise

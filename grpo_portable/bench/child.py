@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_portable.run import stops
+
 # from the wish to end until it is killed: a step is finished first, and accelerate gives its processes 30 s
 GRACE_S = 60.0
 LATE = "it did not end within"
@@ -28,13 +30,16 @@ def run(
     log = folder / "side.log"
     env = {**os.environ, **environment} if environment is not None else None
     with log.open("w", encoding="utf-8") as out:
-        child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env)
+        child = None
         try:
+            with stops.waiting():
+                child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env)
             code = child.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            _end(child)
+            if child is not None:
+                _end(child)
     if code == 0:
         return {}
     said = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]

@@ -1,7 +1,11 @@
 """A step of ours beside a step of TRL's: the same amount of work is asked of both, and both are measured."""
 
+import os
+import signal
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,12 +13,13 @@ from doctor import memory
 from doctor.shapes import shape_of
 from grpo_portable.bench import child
 from grpo_portable.bench import step as room
-from grpo_portable.bench.checkpoint import alternating
+from grpo_portable.bench.checkpoint import TO_COME, alternating, outline, write
 from grpo_portable.bench.memory import against_ledger
 from grpo_portable.bench.step import bench_step, main, table
 from grpo_portable.plan import catalogue
 from grpo_portable.plan.settle import Settled
 from grpo_portable.recipe import load
+from grpo_portable.run.stops import as_interrupts
 
 SMALL = [
     "path=cpu",
@@ -82,6 +87,61 @@ def test_the_ledger_is_taken_at_the_lengths_that_occur():
     short = room._ledger(recipe, settled, 27)
     # 128 positions rather than 1,152 (multiples of 64, one more than the longest row): the cache is a ninth
     assert short["kv_cache"] * 9 == pytest.approx(settled.ledger["kv_cache"])
+
+
+def test_a_closed_path_is_told_before_weights_are_written(capsys):
+    assert main(["--shape", "qwen3-4b", "--path", "mlx"]) == 2  # 7.5 GiB of weights
+    told = capsys.readouterr().err
+    assert "mlx" in told and "weights" not in told
+
+
+def test_a_step_is_planned_for_the_model_that_is_written(tmp_path):
+    outline("tiny", tmp_path)
+    planned = shape_of(str(tmp_path))
+    write("tiny", tmp_path)
+    assert planned is not None and planned == shape_of(str(tmp_path))
+    assert not (tmp_path / TO_COME).exists() and (tmp_path / "model.safetensors").stat().st_size > 0
+
+
+def test_a_command_that_is_ended_leaves_neither_folder_nor_child():
+    command = [sys.executable, "-m", "grpo_portable", "bench", "step", "--shape", "tiny", "--path", "cpu"]
+    asked = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        line = next(line for line in asked.stderr if "are written into" in line)
+        folder = line.partition("are written into ")[2].partition(" ")[0]
+        assert Path(folder).is_dir()
+        asked.terminate()
+        asked.communicate(timeout=90)
+    finally:
+        asked.kill()
+    assert asked.returncode == 130 and not Path(folder).exists()
+    assert not [pid for pid in os.listdir("/proc") if pid.isdecimal() and folder in _words(pid)]
+
+
+def _words(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:  # it has gone
+        return ""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_the_first_wish_to_end_counts_and_an_ignored_one_stays_ignored(sent):
+    cleared = False
+    before = signal.signal(sent, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt), as_interrupts():
+            try:
+                signal.raise_signal(sent)
+            finally:
+                signal.raise_signal(signal.SIGTERM if sent == signal.SIGHUP else signal.SIGHUP)
+                cleared = True
+        assert cleared and signal.getsignal(sent) is signal.SIG_DFL
+        signal.signal(sent, signal.SIG_IGN)
+        with as_interrupts():
+            signal.raise_signal(sent)
+    finally:
+        signal.signal(sent, before)
 
 
 def test_every_group_of_a_shape_is_learnt_from():

@@ -41,7 +41,7 @@ LAYERS = {
     "ladder": Layer("supervision.ladder supervision.ranks_command", "phase", asks="diagnosis memory spread"),
     "run": Layer(
         "run run.folder run.forms run.manifest run.saved run.unfinished run.edited run.progress run.pulse run.processes "
-        "run.deadline",
+        "run.deadline run.stops",
         "errors words phase recipe",
         "privacy",
     ),
