@@ -19,9 +19,15 @@ _ENGINE = {"vllm": "vLLM", "portable": "the portable engine"}
 
 
 def verdict(d: Diagnosis) -> str:
-    """One sentence: the path chosen, for what and on what; or that none is open or none has room."""
+    """One sentence: the path chosen, for what and on what; or that none is open or none has room.
+
+    Of a model of unknown size it is not said that it runs.
+    """
     plan = d.plan
     if plan.path is not None:
+        if plan.model and plan.memory is None:
+            unknown = f"the size of {scrub(plan.model)} is not known, so memory is not checked"
+            return f"{plan.path}: would be taken {place(d)}; {unknown}"
         slow = any(wall.code == "MODEL-CPU" for wall in d.walls)
         does = "would run on the CPU for days to weeks" if slow else f"runs {place(d)}"
         return f"{plan.path}: {scrub(plan.model) if plan.model else 'training'} {does}"

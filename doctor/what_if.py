@@ -84,6 +84,7 @@ class Comparison:
         head = f"{'card':<29} {'path':<9} {'need':>5} {'have':>5} {'batch':>5} {'rows':>4} {'s/step':>6} range"
         lines = [
             *_wrap(f"{self.model} on one card each: {_completions()} a step, {_lengths()}"),
+            *([] if self.rows[0].shape else _wrap(_unknown(self.model))),
             "",
             head,
         ]
@@ -92,7 +93,8 @@ class Comparison:
             "Need and have in GiB; batch: completions in one backward pass; rows: generated at once; "
             "cpu: nothing fits the card."
         )
-        lines += _wrap(_how_wrong())
+        errors = sorted({answer.step.error for answer in self.rows if answer.step})
+        lines += _wrap(_how_wrong(*errors)) if errors else []
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -175,7 +177,9 @@ def _page(a: WhatIf) -> Iterator[str]:
     many = f"{a.count} x " if a.count > 1 else ""
     path = a.diagnosis.plan.path
     verdict = "nothing that fits" if path is None else "only the CPU" if path == "cpu" else path
-    yield from _wrap(f"{many}{a.card.name}: {a.model} takes {verdict}")
+    yield from _wrap(f"{many}{a.card.name}: {a.model} {'takes' if a.shape else 'would take'} {verdict}")
+    if a.shape is None:
+        yield from _wrap(_unknown(a.model))
     rate = f"{a.card.bf16_tflops:g} TFLOP/s" if a.card.bf16_tflops is not None else "rate not on its data sheet"
     yield from _wrap(
         f"compute capability {a.card.capability}, {a.card.memory_gb:g} GB ({a.card.usable_gib:g} GiB usable), "
@@ -199,6 +203,13 @@ def _page(a: WhatIf) -> Iterator[str]:
     if misfits:
         yield ""
         yield from _wrap(f"Open, but without room for this model: {', '.join(misfits)}")
+
+
+def _unknown(model: str) -> str:
+    return (
+        f"The size of {model} is not known: memory is not checked and no time is estimated; name a local folder, or a size "
+        "like 7B"
+    )
 
 
 def _ledger(s: Settled) -> Iterator[str]:
@@ -236,10 +247,11 @@ def _assumed(a: WhatIf) -> Iterator[str]:
     yield f"{facts.host.ram_gib:g} GiB of system memory"
 
 
-def _how_wrong(error: float = 2.0) -> str:
+def _how_wrong(error: float, *larger: float) -> str:
+    rows = "".join(f", of {e:g} in the rows marked * (no data sheet gives the card's arithmetic rate)" for e in larger)
     return (
         f"Estimate, not a measurement: some constants are from one H200, the others are assumed, and every answer counts at "
-        f"full length; take it as good to a factor of {error:g} either way."
+        f"full length; take it as good to a factor of {error:g} either way{rows}."
     )
 
 
@@ -258,7 +270,8 @@ def _row(a: WhatIf) -> str:
     have = f"{(a.diagnosis.facts.gpus or (Gpu(),))[0].free_gib or 0:5.1f}"
     if step is None or s is None:
         return f"{name:<29} {path or 'no room':<9} {'':>5} {have}"
-    spread = f"{_short(step.low_s)}-{_short(step.high_s)}"
+    unsure = "" if a.card.bf16_tflops is not None else " *"
+    spread = f"{_short(step.low_s)}-{_short(step.high_s)}{unsure}"
     sizes = f"{s.need_gib:5.1f} {have} {s.micro_batch:>5} {s.rollout_rows:>4}"
     return f"{name:<29} {path:<9} {sizes} {_short(step.total_s):>6} {spread}"
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from doctor import phrases, render
 from doctor.diagnosis import GPU_PATHS, PATHS, Diagnosis, Help, Wall
 from doctor.facts import Facts, Gpu, Probe, facts_from_json
+from doctor.plan import diagnose
 
 PAGE = """\
 bf16-hf: Qwen/Qwen3-4B runs on NVIDIA GeForce RTX 5090 (31.0 GiB free)
@@ -140,6 +141,13 @@ def test_cpu_verdict() -> None:
     d = samples.diagnosis("cpu", walls=(none,), facts=samples.facts(gpus=()))
     assert render.text(d).startswith("cpu: Qwen/Qwen3-4B runs on the CPU\n")
     assert "GPU-NONE closes every GPU path" in render.text(d) and "GPU: none" in render.text(d)
+
+
+def test_of_a_model_of_unknown_size_it_is_not_said_that_it_runs() -> None:
+    for facts, where in ((samples.facts(gpus=()), "on the CPU"), (samples.facts(), "on ")):
+        head = phrases.verdict(diagnose(facts, "someone/nameless"))
+        assert "runs" not in head and f"would be taken {where}" in head and "memory is not checked" in head
+        assert "memory is not checked" not in phrases.verdict(diagnose(facts, "Qwen/Qwen3-0.6B"))
 
 
 def test_a_missing_card_is_not_a_trial_that_failed() -> None:

@@ -139,6 +139,13 @@ def test_an_unknown_model_still_gets_a_path() -> None:
     json.dumps(found.to_json())
 
 
+@pytest.mark.parametrize("card", ["H100", "all"])
+def test_of_an_unknown_model_it_is_said_that_memory_is_not_checked(card: str) -> None:
+    text = " ".join(answer(card, "someone/nameless").to_text().split())
+    assert "The size of someone/nameless is not known: memory is not checked" in text and " takes " not in text
+    assert "is not known" not in answer(card, "Qwen/Qwen3-4B").to_text()
+
+
 def test_what_fits_nowhere_is_said() -> None:
     found = one("GTX 1650", "meta-llama/Llama-3.1-70B")
     assert found.diagnosis.plan.path is None and "takes nothing that fits" in found.to_text()
@@ -160,6 +167,20 @@ def test_all_is_one_table_fastest_first() -> None:
     text = table.to_text()
     assert max(map(len, text.splitlines())) <= 80 and "a factor of 2 either way" in " ".join(text.split())
     assert len(json.loads(json.dumps(table.to_json()))["cards"]) == len(cards())
+
+
+def test_rows_of_all_with_a_wider_error_are_marked() -> None:
+    table = answer("all", "Qwen/Qwen3-4B")
+    assert isinstance(table, Comparison)
+    text = table.to_text()
+    rows = {line[:29].strip(): line.endswith(" *") for line in text.splitlines() if line.rstrip(" *")[-1:].isdecimal()}
+    wide = [row for row in table.rows if row.step and row.step.error == 3]
+    assert (
+        wide
+        and sum(rows.values()) == len(wide)
+        and all(rows[row.card.name.removeprefix("GeForce ")[:29]] for row in wide)
+    )
+    assert "a factor of 2 either way, of 3 in the rows marked *" in " ".join(text.split())
 
 
 def test_an_unknown_card_is_an_error_with_its_nearest() -> None:
