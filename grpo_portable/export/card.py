@@ -16,6 +16,7 @@ from grpo_portable.report.markdown import block, code, table
 from grpo_portable.scores import verdict
 
 MARK = "QUESTION-STANDS-HERE"
+BUILT_IN = "embedded"  # the model that comes with this project: neither a hub id nor a folder, to any other program
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _what(subject: Subject, base: str) -> list[str]:
         "gguf": f"base and adapter as one GGUF file, {subject.quantize}",
     }[subject.kind]
     lines = [
-        f"- **Base:** {base}",
+        f"- **Base:** {base}" + (", the model that comes with grpo-portable" if base == BUILT_IN else ""),
         f"- **Form:** {form}",
         f"- **Training:** {recipe.steps} steps of {recipe.prompts_per_step} questions x {recipe.group_size} completions, loss "
         f"{recipe.loss}, learning rate {recipe.learning_rate:g}, rewards {' + '.join(recipe.rewards)}; {kind}",
@@ -139,9 +140,9 @@ def _loading(subject: Subject, base: str) -> list[str]:
     source = f'"{base}"' if subject.kind == "adapter" else '"."'
     python = ["from transformers import AutoModelForCausalLM, AutoTokenizer"]
     python += ["from peft import PeftModel"] if subject.kind == "adapter" else []
-    if subject.kind == "adapter" and base == "embedded":  # the model that comes with this project
+    if subject.kind == "adapter" and base == BUILT_IN:
         source = "model_folder()"
-        python.append("from grpo_portable.embedded import model_folder")
+        python.append(_IMPORT)
     python += [
         'tokenizer = AutoTokenizer.from_pretrained(".")',
         f'model = AutoModelForCausalLM.from_pretrained({source}, dtype="auto")',
@@ -150,11 +151,22 @@ def _loading(subject: Subject, base: str) -> list[str]:
     vllm = "vllm serve ."
     if subject.kind == "adapter":
         rank = _served_rank(subject.recipe.lora_rank)
-        vllm = f"vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules tuned=."
+        served = f'"$(python -c "{_FOLDER}")"' if base == BUILT_IN else base
+        vllm = f"vllm serve {served} --enable-lora --max-lora-rank {rank} --lora-modules tuned=."
     lines = ["transformers:", "", "```python", *python, "```", "", "vLLM:", "", "```sh", vllm, "```"]
     if subject.kind == "adapter" and subject.recipe.dora:
         lines[-4:] = ["vLLM serves no DoRA adapters: export with `--to merged`."]
+    if subject.kind == "adapter" and base == BUILT_IN:
+        lines += [
+            "",
+            "`embedded`, as adapter_config.json names the base, is a model of grpo-portable's own, on no hub: for where "
+            "that is not installed, export with `--to merged`.",
+        ]
     return [*lines, "", "llama.cpp and Ollama read GGUF: export with `--to gguf`."]
+
+
+_IMPORT = "from grpo_portable.embedded import model_folder"
+_FOLDER = f"{_IMPORT}; print(model_folder())"
 
 
 def _gguf_loading(subject: Subject) -> list[str]:
