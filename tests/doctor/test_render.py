@@ -144,7 +144,7 @@ def test_cpu_verdict() -> None:
 
 
 def test_of_a_model_of_unknown_size_it_is_not_said_that_it_runs() -> None:
-    for facts, where in ((samples.facts(gpus=()), "on the CPU"), (samples.facts(), "on ")):
+    for facts, where in ((samples.facts(gpus=(), probes=MappingProxyType({})), "on the CPU"), (samples.facts(), "on ")):
         head = phrases.verdict(diagnose(facts, "someone/nameless"))
         assert "runs" not in head and f"would be taken {where}" in head and "memory is not checked" in head
         assert "memory is not checked" not in phrases.verdict(diagnose(facts, "Qwen/Qwen3-0.6B"))
