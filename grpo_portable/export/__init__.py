@@ -20,7 +20,7 @@ from grpo_portable import reach
 from grpo_portable.errors import ExportError, RunFolderError
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import manifest
-from grpo_portable.run.folder import RunFolder
+from grpo_portable.run.folder import RunFolder, usual_modes
 from grpo_portable.run.saved import adapter_fault
 
 QUANTIZE_LIMIT_S = 3600.0
@@ -135,6 +135,7 @@ def _merged(
     model.config.dtype = getattr(torch, chosen)
     model.save_pretrained(str(folder), safe_serialization=True)
     _save_tokenizer(recipe, loaded, folder)
+    usual_modes(folder)
     del model
 
     def again() -> tuple[Any, Any]:

@@ -26,6 +26,7 @@ from grpo_portable.errors import ModelError, RecipeError
 from grpo_portable.models.pretokenizers import as_named
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import manifest
+from grpo_portable.run.folder import usual_modes
 
 ADAPTER_NAME, ADAPTER_FILE = "default", "adapter_model.safetensors"
 EMBEDDED = "embedded"
@@ -241,6 +242,7 @@ def save(model: Any, folder: Path, base: str) -> None:
         model.save_pretrained(str(part))
     (part / "README.md").unlink(missing_ok=True)  # peft's model card template, empty of facts
     manifest.write(part, sorted({*part.glob("*.safetensors"), *part.glob(manifest.CONFIGURATION)}))
+    usual_modes(part)
     _flush(part)
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

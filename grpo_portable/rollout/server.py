@@ -28,6 +28,7 @@ from grpo_portable.rollout.requests import check, seeded
 from grpo_portable.rollout.scratch import Scratch
 from grpo_portable.rollout.server_client import KEY, Client, Refused
 from grpo_portable.rollout.stops import StopStrings
+from grpo_portable.run.folder import usual_modes
 from grpo_portable.run.processes import Processes, here
 
 CONNECTIONS = 64  # prompts in flight; the server batches their completions as it can
@@ -204,6 +205,7 @@ class ServerRollout:
             return name, error
         try:
             path = vllm_adapter.write(given, scratch.path / name)
+            usual_modes(path)  # the server may be another user's
             self.client.change(
                 "/v1/load_lora_adapter", server_request.adapter_body(name, str(path)), limit_s=LOAD_LIMIT_S
             )

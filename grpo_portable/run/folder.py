@@ -238,6 +238,18 @@ def replacing(file: Path) -> Iterator[Path]:
         raise OSError(error.errno, error.strerror, str(file)) from error
 
 
+def usual_modes(folder: Path) -> None:
+    """Give the files of `folder` the mode that any file written there has: safetensors keeps its own for their owner alone."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = probe.stat().st_mode & 0o777
+    probe.unlink()
+    with contextlib.suppress(OSError):  # a file system without modes
+        for file in folder.iterdir():
+            if file.is_file():
+                file.chmod(mode)
+
+
 def _write_new(file: Path, text: str) -> None:
     """Write a file that must not be there yet, of several processes at once by one alone. FileExistsError to the others."""
     with file.open("x", encoding="utf-8", errors="backslashreplace") as out:

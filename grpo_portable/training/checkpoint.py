@@ -28,6 +28,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from grpo_portable.run import manifest
+from grpo_portable.run.folder import usual_modes
 
 KEPT = 2
 _NAME = re.compile(r"step-(\d{6,})")
@@ -91,6 +92,7 @@ def _fill(
     record = {**state, "step": step, "optimizer": numbers, "python_random": python_state}
     (part / "state.json").write_text(json.dumps(record), encoding="utf-8")
     (part / "trainer_state.json").write_text(trainer_state, encoding="utf-8")
+    usual_modes(part)
     files = sorted(part.iterdir())
     manifest.write(part, files)
     for file in (*files, part / manifest.NAME, part):

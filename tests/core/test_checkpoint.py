@@ -49,6 +49,7 @@ def test_going_on_from_a_checkpoint_is_going_on(tmp_path: Path, optimizer_class:
     saved = checkpoint.newest(tmp_path)
     assert saved is not None
     assert saved.step == 3
+    assert len({file.stat().st_mode for file in saved.folder.iterdir()}) == 1  # by the umask, all of them
     other.load_state_dict(saved.weights())
     other_optimizer.load_state_dict(checkpoint.optimizer_state(saved))
     checkpoint.restore_random_states(saved)

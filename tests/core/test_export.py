@@ -221,6 +221,7 @@ def test_an_export_answers_as_the_run_did(
     assert int(same) >= (20 if quantize != "q8_0" or to != "gguf" else 10), done.check  # noise has many near ties
     names = {f.name for f in done.folder.iterdir()}
     assert files <= names
+    assert len({f.stat().st_mode for f in done.folder.iterdir()}) == 1  # by the umask, all of them
     assert (to != "gguf") or any(name.endswith(f"-{quantize}.gguf") for name in names)
     page = (done.folder / "README.md").read_text(encoding="utf-8")
     assert "24 held-out questions" in page
@@ -469,7 +470,11 @@ def test_the_card_names_its_base_and_how_to_load_each_form() -> None:
     assert "PeftModel.from_pretrained" in adapter
     assert "vllm serve org/Base-1B --enable-lora --max-lora-rank 8" in adapter
     assert 'AutoModelForCausalLM.from_pretrained("org/Base-1B", dtype="auto")' in adapter
-    assert "model_folder()" in card.card(subject(run={"base_model": "embedded"}))
+    built_in = card.card(subject(run={"base_model": "embedded"}))
+    assert (
+        'vllm serve "$(python -c "from grpo_portable.embedded import model_folder; print(model_folder())")"' in built_in
+    )
+    assert "vllm serve embedded" not in built_in and '"embedded"' not in built_in and "--to merged" in built_in
     assert "--to merged" in card.card(subject(recipe=replace(RECIPE, dora=True)))
     merged = card.card(subject(kind="merged", faithful=merge.Faithful(7, 0.003, 0.93)))
     assert "93.0 % of it survives" in merged

@@ -109,6 +109,7 @@ def test_what_is_saved_comes_back(folder: Path, tmp_path: Path, rank: int) -> No
     policy.save(model, tmp_path / "saved", "owner/name")  # again, over itself
     assert [p.name for p in tmp_path.iterdir()] == ["saved"]
     assert {p.suffix for p in (tmp_path / "saved").iterdir()} <= {".json", ".safetensors"}
+    assert len({file.stat().st_mode for file in (tmp_path / "saved").iterdir()}) == 1  # by the umask, all of them
     policy.restore(other, tmp_path / "saved")
     assert torch.equal(logits(model), logits(other))
     if rank:

@@ -219,6 +219,7 @@ def test_adapters_go_through_the_folder_that_both_see(served: Any, tmp_path: Pat
     handed = Path(served.bodies("/v1/load_lora_adapter")[0]["lora_path"])
     assert handed.is_relative_to(tmp_path) and (handed / "adapter_model.safetensors").is_file()
     assert handed.parent.stat().st_mode & 0o055 == 0o055  # the server may be another user's
+    assert len({file.stat().st_mode for file in handed.iterdir()}) == 1
     engine.close()
     assert list(tmp_path.iterdir()) == []
 
