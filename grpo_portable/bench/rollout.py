@@ -15,18 +15,23 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from grpo_portable import quiet
+from grpo_portable.bench import child
 from grpo_portable.bench.policy import BASES, random_policy
 from grpo_portable.bench.shapes import SHAPES, Workload, config_of, known
 from grpo_portable.errors import GrpoPortableError, UsageError
 from grpo_portable.rollout.protocol import Sampling
 
+OF_FLOOR = (
+    "of floor: share of what memory traffic allows, where every step reads all",
+    "weights and cached keys and values once, as fast as this device copies memory",
+)
 LONG_S = 15.0  # a rollout longer than this is its own warm-up and measured once
 ENGINES = ("portable", "portable-fp8", "reference", "vllm")
 
@@ -39,6 +44,7 @@ def bench_rollout(
     bases: Sequence[str] = ("dense",),
     device: str = "auto",
     repeats: int = 3,
+    tell: child.Tell = child.tell,
 ) -> dict[str, Any]:
     """Rates of `engines` on a random model of `shape`, over each of `bases` (dense, nf4).
 
@@ -46,7 +52,8 @@ def bench_rollout(
     first_token_s, ready_s, sync_s, peak_gib, floor_share, notes} or {engine, base, error}]}. `ready_s` counts from the policy's
     weights being in memory to the first completion token, compiling and graph capture included; `sync_s` is what the engine
     takes after an update. With spread lengths also `full_tok_s`, the rate where nothing ends early and the same rows are
-    full, and `cost`: the time of the spread run over that of its tokens at the full rate.
+    full, and `cost`: the time of the spread run over that of its tokens at the full rate. `tell` hears of an engine when it
+    begins and, with its figures, when it ends.
     """
     import torch
 
@@ -69,13 +76,15 @@ def bench_rollout(
         )
     results = []
     for engine, base in [(engine, base) for base in bases for engine in engines]:
-        result = {"engine": engine, "base": base}
+        result: dict[str, Any] = {"engine": engine, "base": base}
+        tell(dict(result))
         try:
             result |= _measure(engine, base, config, prompts, workload, where, dtype, repeats)
         except Exception as error:  # one engine that fails, whatever the way, must not cost the others' numbers
             result["error"] = f"{type(error).__name__}: {error}"
         if "tok_s" in result and floor["tok_s"]:
             result["floor_share"] = round(result["tok_s"] / floor["tok_s"], 3)
+        tell(result)
         results.append(result)
     return {
         "shape": shape,
@@ -300,6 +309,17 @@ def _peak_gib(where: Any) -> float | None:
     return round(torch.cuda.max_memory_allocated(where) / 2**30, 2) if where.type == "cuda" else None
 
 
+def progress(figures: Mapping[str, Any]) -> None:
+    """A line on stderr for a reader: which engine begins, how it ended."""
+    rate = figures.get("tok_s")
+    said = f"{rate:,.0f} tok/s" if rate else figures.get("error", "made ready, then measured ...")
+    print(f"{_title(figures)}: {said}", file=sys.stderr, flush=True)
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    return row["engine"] if row["base"] == "dense" else f"{row['engine']}, {row['base']}"
+
+
 def table(report: dict[str, Any]) -> str:
     """The report as a few lines of text."""
     work, floor = report["workload"], report["floor"]
@@ -310,7 +330,7 @@ def table(report: dict[str, Any]) -> str:
         f"{'engine':<18}{'tok/s':>10}{'of floor':>10}{'first token':>13}{'ready':>9}{'peak GiB':>10}{cost:>6}  notes",
     ]
     for row in report["engines"]:
-        name = row["engine"] if row["base"] == "dense" else f"{row['engine']}, {row['base']}"
+        name = _title(row)
         if "error" in row:
             lines.append(f"{name:<18}{row['error']}")
             continue
@@ -320,7 +340,7 @@ def table(report: dict[str, Any]) -> str:
             f"{name:<18}{row['tok_s']:>10,.0f}{row.get('floor_share', 0):>10.0%}{row['first_token_s']:>11.3f} s"
             f"{row['ready_s']:>7.1f} s{peak:>10}{cost:>6}  {', '.join(row['notes'])}"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *OF_FLOOR])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -355,6 +375,7 @@ def main(arguments: Sequence[str]) -> int:
             bases=given.base.split(","),
             device=given.device,
             repeats=given.repeats,
+            tell=child.tell if given.json else progress,
         )
     except GrpoPortableError as error:
         print("\n".join(error.shown()), file=sys.stderr)

@@ -164,6 +164,8 @@ def table(report: dict[str, Any]) -> str:
             )
         if "error" in side:
             lines.append(f"{title:<30}{side['error']}")
+    if any(side["memory"]["ledger_sum_gib"] is not None for side in map(report.get, SIDES) if side):
+        lines.append("ledger: the peak in GiB that the plan reckoned with")
     if report["times_faster"]:
         lines.append(f"{report['times_faster']:.1f} times faster")
     return "\n".join(lines)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
 
 from grpo_portable.bench.cli import main
 from grpo_portable.bench.policy import random_policy
-from grpo_portable.bench.rollout import bench_rollout, table
+from grpo_portable.bench.rollout import bench_rollout, progress, table
 from grpo_portable.bench.shapes import Workload, config_of
 from grpo_portable.errors import UsageError
 from grpo_portable.models import policy
@@ -19,7 +21,10 @@ SMALL = Workload(prompts=2, group=2, prompt_tokens=6, new_tokens=8)
 
 
 def test_two_engines_side_by_side() -> None:
-    report = bench_rollout("tiny", ["portable", "reference"], SMALL, device="cpu", repeats=2)
+    told: list[Mapping[str, Any]] = []
+    report = bench_rollout("tiny", ["portable", "reference"], SMALL, device="cpu", repeats=2, tell=told.append)
+    begun = [{"engine": name, "base": "dense"} for name in ("portable", "reference")]
+    assert told == [begun[0], report["engines"][0], begun[1], report["engines"][1]]
     assert report["dtype"] == "float32" and report["workload"]["group"] == 2
     for row in report["engines"]:
         assert len(row["seconds"]) == 2 and min(row["seconds"]) > 0
@@ -48,7 +53,20 @@ def test_spread_lengths_are_the_work_and_their_cost_is_told() -> None:
     assert any("row-steps a token" in note for note in row["notes"])
     at_full_rate = sum(limits) / row["full_tok_s"]
     assert row["cost"] == pytest.approx(row["seconds"][0] / at_full_rate, rel=0.01) and row["cost"] > 0
-    assert f"{row['cost']:.2f}" in table({**report, "engines": [row]}).splitlines()[-1]
+    assert f"{row['cost']:.2f}" in table({**report, "engines": [row]}).splitlines()[2]
+
+
+@pytest.mark.parametrize(
+    ("figures", "line"),
+    [
+        ({"base": "dense"}, "portable: made ready, then measured ..."),
+        ({"base": "nf4", "tok_s": 1234.5}, "portable, nf4: 1,234 tok/s"),
+        ({"base": "dense", "error": "it broke"}, "portable: it broke"),
+    ],
+)
+def test_a_reader_sees_a_line_when_an_engine_begins_and_when_it_ends(capsys, figures, line) -> None:
+    progress({"engine": "portable", **figures})
+    assert capsys.readouterr().err == f"{line}\n"
 
 
 def test_equal_lengths_have_no_cost() -> None:
