@@ -253,6 +253,8 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
 def parsed(settings: Iterable[str], origin: str = "--set") -> dict[str, Any]:
     """The values of `key=value` settings by key, each of its field's type; whether they combine is not looked at.
 
+    Of a list one word or number may stand without its brackets: what is wrong with it is then told at once.
+
     `origin`: the option they come from.
     """
     values = {}
@@ -270,8 +272,16 @@ def parsed(settings: Iterable[str], origin: str = "--set") -> dict[str, Any]:
             if not is_text:
                 raise RecipeError(f"the value of `{origin} {setting[:200]}` is not YAML") from error
             value = text  # a template's braces and colons are text
+        if get_origin(field_types()[key]) is tuple and _stands_alone(value):
+            value = [value]
         values[key] = _typed(key, text if is_text and not isinstance(value, str) else value, origin)
     return values
+
+
+def _stands_alone(value: Any) -> bool:
+    if isinstance(value, str):
+        return "," not in value
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def typed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
@@ -360,7 +370,7 @@ def _typed(key: str, value: Any, origin: str) -> Any:
         is_list = get_origin(field_types()[key]) is tuple
         raise RecipeError(
             f"{origin}: `{key}` must be {describe(field_types()[key])}, not {value!r}",
-            help=f"a list stands in brackets: [{value}]" if is_list and not isinstance(value, (list, dict)) else None,
+            help=f"a list stands in brackets: [{value}]" if is_list and isinstance(value, str) else None,
         )
     for item in converted if isinstance(converted, tuple) else (converted,):
         if isinstance(item, str):

@@ -1,6 +1,6 @@
 """A recipe is read whole or refused with the key's name; what is written back reads as the same recipe."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ def test_written_recipe_reads_back_equal(tmp_path):
     file = tmp_path / "r.yaml"
     file.write_text(to_yaml(recipe, "two\nlines"), encoding="utf-8")
     assert load(file) == recipe
+    assert override(recipe, ["rewards=correctness", "reward_weights=2"]) == replace(recipe, reward_weights=(2.0,))
     assert file.read_text(encoding="utf-8").startswith("# two\n# lines\n")
 
 
@@ -33,7 +34,7 @@ def test_written_recipe_reads_back_equal(tmp_path):
         (f"learning_rate=1{400 * '0'}", ["`learning_rate`", "finite"]),
         ("loss=gropo", ["`loss`", "`grpo`"]),
         ("top_p=2", ["`top_p`", "at most 1"]),
-        ("rewards=correctness", ["`rewards`", "list of text"]),
+        ("rewards=correctness, tags", ["`rewards`", "list of text"]),
         ("rewards=[]", ["`rewards` is empty"]),
         ("reward_weights=[1, 2, 3]", ["3 reward_weights for 2 rewards"]),
         ("prompt_template=Solve it", ["{question}"]),
