@@ -28,8 +28,9 @@ import shutil
 WIDTH = 80
 # First words that are never a name. What is not among them may be one, and keeps its capital.
 _OPENER = re.compile(
-    r"(?:A|All|An|And|Another|Any|As|At|Before|Both|By|Can|Can't|Cannot|Code|Could|Each|Every|For|Free|From|If|In|Installed|It|Its"
-    r"|More|Neither|No|Nobody|None|Nothing|Of|On|Once|One|Only|Or|Other|Packages|Since|Some|That|The|There|These|This|Those"
+    r"(?:A|All|An|And|Another|Any|As|At|Before|Both|By|Can|Can't|Cannot|Code|Could|Each|Every|File|For|Free|From|If|In"
+    r"|Installed|Is|It|Its|More|Neither|No|Nobody|None|Not|Nothing|Of|On|Once|One|Only|Or|Other|Packages|Permission|Read-only"
+    r"|Since|Some|That|The|There|These|This|Those"
     r"|Three|Two|What|When|Where|While|With|Within|Without)(?=[ ,;]|$)"
 )
 # Between backticks, or from the program's name to the end of the clause: a command; else a word.

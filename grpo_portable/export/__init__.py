@@ -66,7 +66,7 @@ def export(
     if to == "adapter" and recipe.lora_rank == 0:
         raise ExportError("the run has no adapter", because="all weights were trained", help="export with --to merged")
     folder = out or run.path / "export" / (to if to != "gguf" else f"gguf-{quantize}")
-    if folder.exists() and any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()):
         raise RunFolderError(f"`{folder}` is not empty", help="choose another --out, or remove it")
     if to == "gguf" and importlib.util.find_spec("gguf") is None:
         because = "the package gguf is not installed"
@@ -74,10 +74,22 @@ def export(
     if to == "gguf" and quantize == "q4_k_m":
         _quantize_tool()
     _require_adapter(run)
+    _make(folder)
     loaded = _load(run, recipe, base)
-    folder.mkdir(parents=True, exist_ok=True)
     writer = {"adapter": _adapter, "merged": _merged, "gguf": _gguf}[to]
     return writer(run, recipe, loaded, folder, quantize=quantize, dtype=dtype, count=count)
+
+
+def _make(folder: Path) -> None:
+    """The export's folder, tried: before the minutes of work. RunFolderError where it cannot be written."""
+    trial = folder / ".trial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        because = "it is a file" if folder.is_file() else error.strerror
+        raise RunFolderError(f"`{folder}` cannot be written", because=because, help="choose another --out") from error
 
 
 def _require_adapter(run: RunFolder) -> None:
