@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from grpo_portable.errors import GrpoPortableError, PathClosed, RunFolderError, UsageError
+from grpo_portable.errors import GrpoPortableError, PathClosed, RunFolderError, UsageError, wrapped
 from grpo_portable.recipe import parsed
 from grpo_portable.run.stops import as_interrupts
 
@@ -245,7 +245,7 @@ def export(
             raise UsageError(f"{name} cannot be `{value}`", help=f"one of: {', '.join(known)}")
     done = export.export(run_folder.open_run(run), to, out=out, quantize=quantize, base=base, dtype=dtype, count=check)
     typer.echo(f"wrote {done.folder}")
-    typer.echo(f"check: {done.check}" if done.check else "not checked")
+    typer.echo("\n".join(wrapped(f"check: {done.check}", "  ")) if done.check else "not checked")
 
 
 @app.command()
@@ -312,12 +312,18 @@ def _not_installed(error: ModuleNotFoundError) -> PathClosed | None:
     )
 
 
-def _place_help(file: Path) -> str:
+OTHER_PLACE = {
+    "export": "another --out",
+    "compare": "another file for --chart",
+    "recipes": "another file for --copy",
+    "report": "a copy of the run",
+    "score": "a copy of the run",
+}
+
+
+def _place_help(file: Path, command: str) -> str:
     there = next((folder for folder in file.absolute().parents if folder.is_dir()), file.parent)
-    return (
-        f"make `{there}` a folder that can be written, or take another place: --out of an export, the file of "
-        "--chart, a copy of the run for its report"
-    )
+    return f"make `{there}` a folder that can be written, or take {OTHER_PLACE.get(command, 'another place')}"
 
 
 def _where_commands_lie(error: GrpoPortableError) -> list[str]:
@@ -340,7 +346,7 @@ def main(arguments: list[str] | None = None) -> Any:
             raise RunFolderError(
                 f"`{error.filename}` cannot be used",
                 because=error.strerror,
-                help=_place_help(Path(str(error.filename))),
+                help=_place_help(Path(str(error.filename)), *(sys.argv[1:] if arguments is None else arguments)[:1]),
             ) from error
         except ModuleNotFoundError as error:
             if told := _not_installed(error):

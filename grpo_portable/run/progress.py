@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from grpo_portable.errors import RunFolderError
+from grpo_portable.errors import RunFolderError, wrapped
 from grpo_portable.run.folder import RunFolder, read_lines, records
 from grpo_portable.scores.verdict import percent
 from grpo_portable.supervision.phase import OF_A_STEP, Doing
@@ -84,7 +84,7 @@ class Progress:
         beat = self._heartbeat()  # first: what was made before the beat is among the new
         for event in self._events.new():
             if event.get("kind") == "data":  # of other kinds the supervisor or the report tells
-                self.say(f"note: {event.get('message')}")
+                self.say("\n".join(wrapped(f"note: {event.get('message')}", "  ")))
         for metrics in self._metrics.new():
             self._last = metrics
             self._say(summary(metrics, self.steps))

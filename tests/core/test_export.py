@@ -257,6 +257,10 @@ def test_what_stands_in_the_way_is_told_before_anything_is_written(
     (tmp_path / "full" / "x").write_text("x")
     with pytest.raises(RunFolderError, match="not empty"):
         export.export(whole, "merged", out=tmp_path / "full")
+    monkeypatch.setattr(export, "_load", lambda *_: pytest.fail("the base was loaded"))
+    for place, why in ((tmp_path / "full" / "x", "it is a file"), (tmp_path / "full" / "x" / "y", "not a directory")):
+        with pytest.raises(RunFolderError, match=f"cannot be written, because {why}"):
+            export.export(whole, "merged", out=place)
     with pytest.raises(RunFolderError, match="it has no adapter yet"):
         export.export(run_folder.create(tmp_path / "young", replace(RECIPE, model=str(base))), "merged")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -288,7 +292,7 @@ def test_the_command(whole: run_folder.RunFolder, tmp_path: Path) -> None:
         cli.app, ["export", str(whole.path), "--to", "merged", "--out", str(tmp_path / "m"), "--check", "3"]
     )
     assert done.exit_code == 0, done.output
-    assert "check: 3 of 3" in done.stdout
+    assert "check: 3 of 3" in done.stdout and max(map(len, done.stdout.partition("check")[2].splitlines())) <= 80
     for wrong in (["--to", "onnx"], ["--to", "gguf", "--quantize", "q2"], ["--to", "merged", "--dtype", "int8"]):
         refused = CliRunner().invoke(cli.app, ["export", str(whole.path), *wrong])
         assert "one of" in str(getattr(refused.exception, "help", "")), wrong

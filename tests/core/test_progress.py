@@ -87,6 +87,15 @@ def test_rows_that_were_left_out_are_told_at_once_and_not_again_on_resume(run):
     assert out.getvalue() == "note: 3 of 9 rows of more.jsonl (test) cannot be used\n"
 
 
+def test_a_long_note_is_wrapped(run):
+    out = io.StringIO()
+    with Progress(run, 3, out) as display:
+        run.event("data", "3 of 9 rows of more.jsonl (test) cannot be used: " + "the answer holds no number, " * 5)
+        display.look()
+    said = out.getvalue().splitlines()
+    assert len(said) > 1 and max(map(len, said)) <= 80 and said[1].startswith("  ")
+
+
 def test_a_step_is_one_line(run):
     out = io.StringIO()
     with Progress(run, 3, out) as display:
