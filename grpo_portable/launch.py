@@ -5,13 +5,14 @@ The I/O around the pure parts: probing the machine, asking for the hub, printing
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from doctor.facts import Facts, FactsError, facts_from_json, facts_to_json
 from doctor.walls_stack import for_evaluation
 from grpo_portable import preflight, reach
 from grpo_portable.data.rows import SUFFIXES
-from grpo_portable.errors import Interrupted, RecipeError, UsageError, wrapped
+from grpo_portable.errors import Interrupted, PathClosed, RecipeError, RunFolderError, UsageError, wrapped
 from grpo_portable.eval_task import EvalTask
 from grpo_portable.plan import announce, catalogue, planning
 from grpo_portable.plan.settle import Settled
@@ -81,28 +82,47 @@ def resume(out: Path | None, *, fallback: bool, retry_fast: bool = False, gpus: 
     A run that had to go lower stays there, with the sizes it had; `retry_fast` begins on its first rung again. It also stays
     on its GPUs, unless others are named. Of a finished run it says so.
     """
-    folder = _chosen(out, trains=True)
+    taken = _chosen(out, trains=True)
+    folder = taken.run
     if _was_finished(folder):
         if folder.trains():
             steps = folder.recipe().steps
             longer = f"grpo-portable train {folder.word}/recipe.yaml --set steps={2 * steps} --out NEW"
             _say_wrapped(f"its {steps} steps are made; to train longer begin a new run: {longer}")
         return
-    if told := preflight.may_go_on(folder.recipe(), _untried()):
-        _say(told)
-    _say(f"run folder: {folder.path}\n")
-    if told := _go_on(folder, gpus=gpus, retry_fast=retry_fast):
-        _say(told)
-    finish(folder, fallback=fallback)
+    with _ways_on(taken):
+        if told := preflight.may_go_on(folder.recipe(), _untried()):
+            _say(told)
+        _say(f"run folder: {folder.path}\n")
+        if told := _go_on(folder, gpus=gpus, retry_fast=retry_fast):
+            _say(told)
+        finish(folder, fallback=fallback)
 
 
-def _chosen(out: Path | None, *, trains: bool) -> run_folder.RunFolder:
+def _chosen(out: Path | None, *, trains: bool) -> unfinished.Taken:
     """The run that was named; else the newest that is not finished, and says which."""
     if out:
-        return run_folder.open_run(out)
+        return unfinished.Taken(run_folder.open_run(out), "")
     taken = unfinished.take(trains=trains)
     _say(taken.told)
-    return taken.run
+    return taken
+
+
+@contextlib.contextmanager
+def _ways_on(taken: unfinished.Taken) -> Iterator[None]:
+    """Inside, what only the user can put right also says how to begin anew where nothing is made, and which run waits."""
+    try:
+        yield
+    except RunFolderError:
+        raise
+    except (UsageError, PathClosed) as error:
+        run, ways = taken.run, [error.help or "put that right and resume"]
+        if run.trains() and not any(saved.made(run)):
+            ways.append(f"begin anew: grpo-portable train {run.word}/recipe.yaml --set KEY=VALUE")
+        if taken.waiting:
+            command = "train" if run.trains() else "eval"
+            ways.append(f"go on with another: grpo-portable {command} --resume --out {taken.waiting[0].word}")
+        raise type(error)(error.fact, because=error.because, help="; or ".join(ways)) from error
 
 
 def _go_on(folder: run_folder.RunFolder, *, gpus: tuple[int, ...] | None, retry_fast: bool) -> str:
@@ -119,12 +139,15 @@ def _go_on(folder: run_folder.RunFolder, *, gpus: tuple[int, ...] | None, retry_
 
 
 def _was_finished(folder: run_folder.RunFolder) -> bool:
-    """Whether nothing was left to do; says so then, with verdict and report. RunFolderError where its recipe was edited."""
+    """Whether nothing was left to make but its report; says so then, with verdict and report. RunFolderError where its recipe
+    was edited.
+    """
     if saved.missing(folder):
         return False
     with supervisor.alone(folder):
         edited.take_over(folder, made=True)
-    _say(f"run folder: {folder.path}\n\nthis run is finished, nothing is left to do")
+    left = "nothing is left to do" if saved.is_reported(folder) else "only its report is to be written"
+    _say(f"run folder: {folder.path}\n\nthis run is finished, {left}")
     _conclude(folder)
     return True
 
@@ -167,7 +190,9 @@ def evaluate(task: EvalTask, *, out: Path | None) -> None:
 def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
     """Go on with an evaluation; `base_too` asks the model without its adapter as well."""
     # the base may also be asked for of an evaluation that is finished
-    folder = unfinished.newest(trains=False) if base_too and not out else _chosen(out, trains=False)
+    newest = base_too and not out
+    taken = unfinished.Taken(unfinished.newest(trains=False), "") if newest else _chosen(out, trains=False)
+    folder = taken.run
     if base_too:
         if not folder.read_json("task.json").get("adapter"):
             raise UsageError(f"`{folder.path}` evaluates no adapter", help="start one with --adapter and --base-too")
@@ -175,10 +200,11 @@ def resume_evaluation(out: Path | None, *, base_too: bool) -> None:
             folder.update_json("task.json", base_too=True)
     if _was_finished(folder):
         return
-    if told := preflight.may_go_on(folder.recipe(), _untried(), trains=False):
-        _say(told)
-    _say(f"run folder: {folder.path}\n")
-    finish(folder, fallback=True)
+    with _ways_on(taken):
+        if told := preflight.may_go_on(folder.recipe(), _untried(), trains=False):
+            _say(told)
+        _say(f"run folder: {folder.path}\n")
+        finish(folder, fallback=True)
 
 
 def prepare(

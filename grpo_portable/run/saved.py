@@ -91,6 +91,12 @@ def missing(run: RunFolder) -> tuple[str, ...]:
     return (*filter(None, [fault]), *short)
 
 
+def is_reported(run: RunFolder) -> bool:
+    """Whether its report is written, and no answer is newer: a worker whose command was killed ends without one."""
+    report, answers = run.path / "report.md", (run.path / "generations").glob("*.jsonl*")
+    return report.is_file() and all(file.stat().st_mtime <= report.stat().st_mtime for file in answers)
+
+
 def _trained(run: RunFolder) -> tuple[str, ...]:
     """The stages of a run that trains. A bootstrap that is lost once the run is trained is not made again, nor its answers."""
     lost = is_whole(run.adapter) and not is_whole(run.bootstrapped)

@@ -8,13 +8,17 @@ from grpo_portable.errors import GrpoPortableError, RunFolderError, wrapped
 from grpo_portable.run import saved
 from grpo_portable.run.folder import RUNS, RunFolder, open_run
 
+# kinds of failure (`ladder.KINDS`) that come again until the user has put them right
+REFUSALS = ("user", "reward", "import")
+
 
 @dataclass(frozen=True)
 class Taken:
-    """The run that goes on. `told`: which and why, and what else was interrupted, as lines."""
+    """The run that goes on. `told`: which and why, and what else was interrupted, as lines. `waiting`: those, newest first."""
 
     run: RunFolder
     told: str
+    waiting: tuple[RunFolder, ...] = ()
 
 
 def take(*, trains: bool) -> Taken:
@@ -27,13 +31,16 @@ def take(*, trains: bool) -> Taken:
     open_ = [run for run in runs if _is_open(run)]
     begun = [run for run in open_ if not _never_began(run)]
     taken, *others = begun or open_ or runs
+    kind = "run" if trains else "evaluation"
     if not open_:
-        kind = "run" if trains else "evaluation"
         return Taken(taken, f"every {kind} in {RUNS}/ is finished; the newest is {taken.path}")
+    if not begun:
+        why = f"going on with {taken.path}, whose start was refused; no other {kind} in {RUNS}/ was interrupted"
+        return Taken(taken, "\n".join(wrapped(why, "  ")))
     told = wrapped(f"going on with {taken.path}, the newest that is not finished", "  ")
-    if begun and others:
+    if others:
         told += wrapped("interrupted too: " + ", ".join(f"`--out {run.word}`" for run in others), "  ")
-    return Taken(taken, "\n".join(told))
+    return Taken(taken, "\n".join(told), tuple(others))
 
 
 def newest(*, trains: bool) -> RunFolder:
@@ -44,15 +51,15 @@ def newest(*, trains: bool) -> RunFolder:
 def _is_open(run: RunFolder) -> bool:
     """Whether something is left to do, also of a run whose files cannot be read: who goes on with it is told what is wrong."""
     try:
-        return bool(saved.missing(run))
+        return bool(saved.missing(run)) or not saved.is_reported(run)
     except GrpoPortableError:
         return True
 
 
 def _never_began(run: RunFolder) -> bool:
-    """Whether the run's start was refused: it stopped for a user's mistake before it had made anything."""
+    """Whether the run's start was refused: it stopped for what only the user can put right before it had made anything."""
     try:
-        return run.read_json("failure.json").get("kind") == "user" and not any(saved.made(run))
+        return run.read_json("failure.json").get("kind") in REFUSALS and not any(saved.made(run))
     except GrpoPortableError:
         return False
 

@@ -111,15 +111,17 @@ def runs(tmp_path, monkeypatch):
             if name.startswith("eval"):
                 folder.write_json("task.json", {"only": "evaluate"})
             if name.startswith("refused"):
-                folder.write_json("failure.json", {"kind": "user"})
+                folder.write_json("failure.json", {"kind": name.partition("-")[2] or "user"})
             elif not name.startswith("cut"):
                 run_folders.write_answers(folder, "base", ["right"])
-            if name.endswith("done"):
+            if name.endswith(("done", "unreported")):
                 folder.write_json("run.json", {"data": {"eval": {"used": 1}}})
                 run_folders.write_answers(folder, "tuned", ["right"])
                 folder.adapter.mkdir()
                 (folder.adapter / "adapter_config.json").write_text('{"r": 4}')
                 (folder.adapter / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+            if name.endswith("done"):
+                (folder.path / "report.md").write_text("done")
             os.utime(folder.recipe_file, (age, age))
 
     return make
@@ -133,14 +135,24 @@ def runs(tmp_path, monkeypatch):
         (["older", "new-done"], True, "older", ["going on with runs/older"]),
         (["older", "refused"], True, "older", ["going on with runs/older"]),
         (["cut-early", "refused"], True, "cut-early", []),
-        (["old-done", "refused"], True, "refused", ["going on with runs/refused"]),
+        (["older", "refused-reward"], True, "older", []),
+        (["older", "refused-import"], True, "older", []),
+        (
+            ["refused", "cut-killed", "refused-killed"],
+            True,
+            "refused-killed",
+            ["interrupted too: `--out runs/cut-killed`"],
+        ),
+        (["old-done", "refused"], True, "refused", ["whose start was refused; no other run in runs/ was interrupted"]),
+        (["unreported", "new-done"], True, "unreported", ["not finished"]),
+        (["eval-unreported", "eval-done"], False, "eval-unreported", ["not finished"]),
         (["old-done", "new-done"], True, "new-done", ["every run in runs/ is finished; the newest is runs/new-done"]),
         (["older", "eval-done"], False, "eval-done", ["every evaluation in runs/ is finished"]),
     ],
 )
 def test_resume_takes_the_newest_run_of_its_kind_that_can_go_on(runs, capsys, there, trains, taken, words):
     runs(*there)
-    assert launch._chosen(None, trains=trains).path.name == taken
+    assert launch._chosen(None, trains=trains).run.path.name == taken
     told = unwrapped(capsys.readouterr().out)
     assert all(word in told for word in words) and ("interrupted too" in told) == ("interrupted too" in str(words)), (
         told

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import run_folders
 from grpo_portable import export, launch
 from grpo_portable.errors import RunFolderError, UsageError
 from grpo_portable.recipe import Recipe
-from grpo_portable.run import edited, saved
+from grpo_portable.run import edited, saved, unfinished
 from grpo_portable.run.folder import append_line, create, open_run, read_lines
 from grpo_portable.supervision import supervisor
 
@@ -160,6 +161,37 @@ def test_a_finished_run_says_so_with_its_report_and_how_to_train_longer(finished
     assert "this run is finished" in told and f"report: {finished.path / 'report.md'}" in told
     assert f"grpo-portable train {finished.recipe_file} --set steps={2 * steps} --out NEW" in told
     assert (finished.path / "report.md").exists()
+
+
+def test_a_run_without_its_report_gets_it_from_a_resume(finished, capsys):
+    """Its command was killed, and its worker made everything by itself; an older report is of fewer answers."""
+    for left in (lambda file: None, lambda file: os.utime(file, (1, 1))):
+        left(finished.path / "report.md")
+        launch.resume(finished.path, fallback=True)
+        assert "only its report is to be written" in capsys.readouterr().out
+        assert "# GRPO on" in (finished.path / "report.md").read_text() and (finished.path / "scores.json").exists()
+    launch.resume(finished.path, fallback=True)
+    assert "nothing is left to do" in capsys.readouterr().out
+
+
+def test_a_resume_that_is_refused_says_how_to_begin_anew_and_which_run_waits(run, monkeypatch):
+    refused = {"kind": "user", "fact": "model `m` cannot be read", "phase": "starting"}
+    quits = f"import pathlib, sys; pathlib.Path(sys.argv[1], 'failure.json').write_text({json.dumps(refused)!r}); sys.exit(2)"
+    monkeypatch.setattr(supervisor, "worker_command", lambda run, *_: [sys.executable, "-c", quits, str(run.path)])
+    other = create(run.path.with_name("other"), run.recipe())
+    with (
+        pytest.raises(UsageError, match="cannot be read") as told,
+        launch._ways_on(unfinished.Taken(run, "", (other,))),
+    ):
+        supervisor.supervise(run)
+    assert told.value.help == (
+        f"put that right and resume; or begin anew: grpo-portable train {run.word}/recipe.yaml --set KEY=VALUE; "
+        f"or go on with another: grpo-portable train --resume --out {other.word}"
+    )
+    run_folders.write_answers(run, "base", ["right"])  # of what is made nothing should be thrown away
+    with pytest.raises(UsageError) as told:
+        launch.resume(run.path, fallback=True)
+    assert told.value.help == "put that right and resume"
 
 
 def test_of_a_finished_evaluation_no_steps_are_told(finished, monkeypatch, capsys):
