@@ -23,6 +23,8 @@ _ALIASES = {
     "intermediate": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
     "vocab": ("vocab_size",),
 }
+# What any tokenizer of transformers or a model's own library is kept in.
+_TOKENIZER_FILES = ("*token*", "*vocab*", "*.model", "*.spm", "merges.txt", "dict.txt", "*.codes", "tekken.json")
 _QK_NORM = ("qwen3", "gemma3")
 _TIED_BY_DEFAULT = ("gemma", "smollm3", "gpt2")
 
@@ -62,8 +64,9 @@ def no_model(name: str) -> NoModel | None:
             file = NoModel(f"`{name}` is a file, but not a GGUF file", None, "give the model's folder")
             return None if path.suffix.lower() == ".gguf" else file
         if path.is_dir():
-            because = _no_model_in(path)
-            return NoModel(f"folder `{name}` holds no model", because, _instead(path)) if because else None
+            if because := _no_model_in(path):
+                return NoModel(f"folder `{name}` holds no model", because, _instead(path))
+            return None if _has_tokenizer(path) else _no_tokenizer(name)
     except (OSError, ValueError, RuntimeError):  # too long, with a NUL, or of a user that is not there
         return missing
     return missing if name.startswith((".", "/", "~")) or name.lower().endswith(".gguf") else None
@@ -77,6 +80,18 @@ def _no_model_in(folder: Path) -> str | None:
     except (OSError, ValueError, RecursionError) as error:
         return f"its config.json cannot be read: {error}"
     return None if any(folder.glob("*.safetensors")) else "there is no *.safetensors in it"
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    """Whether files of one are there, or the configuration names its class: some read bytes and need no file."""
+    named = _json(folder / "config.json").get("tokenizer_class")
+    return bool(named) or any(True for pattern in _TOKENIZER_FILES for _ in folder.glob(pattern))
+
+
+def _no_tokenizer(name: str) -> NoModel:
+    because = "there is no tokenizer.json, tokenizer.model or vocab.json in it"
+    help = "copy the tokenizer's files there from the model it was made of: tokenizer.json and tokenizer_config.json"
+    return NoModel(f"folder `{name}` holds a model without its tokenizer", because, help)
 
 
 def _instead(folder: Path) -> str:

@@ -48,6 +48,17 @@ def clause(text: str) -> str:
     return text if text.endswith("..") else text.removesuffix(".")
 
 
+def brief(text: str, limit: int = 500) -> str:
+    """Somebody else's text in one line of at most `limit` characters, cut after a whole sentence or else a whole word."""
+    line = " ".join(text.split())
+    if len(line) <= limit:
+        return line
+    whole = line[: limit - 4]
+    if (end := whole.rfind(". ")) > limit // 3:
+        return whole[: end + 1]
+    return whole.rpartition(" ")[0] + " ..." if " " in whole else whole + "..."
+
+
 def wrapped(text: str, indent: str = "", width: int | None = None) -> list[str]:
     """A sentence in lines of at most `width` columns, 80 or what the terminal has; `indent` leads all but the first.
 

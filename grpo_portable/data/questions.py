@@ -103,15 +103,23 @@ def overlap(train: Sequence[Question], held_out: Sequence[Question]) -> tuple[tu
     return tuple((seen[key], q.id) for q in held_out if (key := normalised(q.question)) in seen)
 
 
-def refuse_overlap(train: Sequence[Question], held_out: Sequence[Question]) -> None:
-    """Raise DataError when a held-out question is trained on: its score would show memory."""
+def refuse_overlap(train: Sequence[Question], held_out: Sequence[Question], both: str | None = None) -> None:
+    """Raise DataError when a held-out question is trained on: its score would show memory.
+
+    `both`: the name of the one set that both were read from.
+    """
     shared = overlap(train, held_out)
     if shared:
         first_train, first_held_out = shared[0]
+        example = f"for example {first_held_out} is the same question as {first_train}"
+        one = f"both are read from `{both}`: eval_data is the training data where no other is named"
+        others = "name other questions: --set eval_data=FILE" if both else "choose another eval_data or eval_split"
+        left = len({normalised(q.question) for q in train} - {normalised(q.question) for q in held_out})
+        drop = f", or leave these out of the training, where {left:,} are left: --set on_overlap=drop" if left else ""
         raise DataError(
             f"{len(shared)} of the {len(held_out)} held-out questions also stand in the training data",
-            because=f"for example {first_held_out} is the same question as {first_train}",
-            help="choose another eval_data or eval_split, or leave these rows out of the training with on_overlap: drop",
+            because=one if both else example,
+            help=others + drop,
         )
 
 

@@ -141,17 +141,24 @@ def _usual_split(source: str) -> str:
     return known.split if known else "train"
 
 
+def _one_set(recipe: Recipe) -> bool:
+    """Whether training and held-out questions are read from one file, or from one split."""
+    same_split = recipe.eval_split == recipe.data_split and _eval_config(recipe) == recipe.data_config
+    return recipe.eval_data == recipe.data and (same_split or Path(recipe.data).expanduser().is_file())
+
+
 def _apart(
     loaded: questions.Loaded, held_out: Sequence[questions.Question], recipe: Recipe, name: str, told: list[str]
 ) -> questions.Loaded:
     """The set without held-out questions; DataError when there are some and the recipe wants that to be an error."""
+    both = shown(recipe.data) if name == "training" and _one_set(recipe) else None
     if recipe.on_overlap == "refuse":
-        questions.refuse_overlap(loaded.questions, held_out)
+        questions.refuse_overlap(loaded.questions, held_out, both)
         return loaded
     texts = {questions.normalised(q.question) for q in held_out}
     kept = tuple(q for q in loaded.questions if questions.normalised(q.question) not in texts)
     if len(kept) < len(loaded.questions):
         told.append(f"{len(loaded.questions) - len(kept)} {name} questions are also held out, and were left out")
     if not kept:
-        questions.refuse_overlap(loaded.questions, held_out)
+        questions.refuse_overlap(loaded.questions, held_out, both)
     return replace(loaded, questions=kept)

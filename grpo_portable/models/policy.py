@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from grpo_portable import reach
 from grpo_portable.combinations import head_refusal
-from grpo_portable.errors import ModelError, RecipeError
+from grpo_portable.errors import ModelError, RecipeError, brief
 from grpo_portable.models.pretokenizers import as_named
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import manifest
@@ -318,7 +318,7 @@ def _model_errors(source: str, *kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        because = " ".join(str(error).split())[:300] or type(error).__name__
+        because = brief(str(error)) or type(error).__name__
         if Path(source).expanduser().exists() or source == EMBEDDED:
             raise ModelError(f"model `{source}` cannot be read", because=because) from error
         raise ModelError(

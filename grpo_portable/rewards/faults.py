@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsFloat
 
-from grpo_portable.errors import GrpoPortableError, RewardError
+from grpo_portable.errors import GrpoPortableError, RewardError, brief
 from grpo_portable.rewards.setting import Reward
 
 OnFault = Callable[[str, int, str], None]  # reward's name, index of the sample, what happened
@@ -115,7 +115,7 @@ def _attempt(call: Callable[[dict[str, Any]], Any], batch: dict[str, Any], n: in
 
 def _text(error: BaseException) -> str:
     try:
-        return " ".join(str(error).split())[:120]
+        return brief(str(error), 120)
     except Exception:  # the error is somebody else's code too
         return "(an error that cannot be told)"
 

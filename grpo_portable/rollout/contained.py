@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from grpo_portable.errors import EngineError, GrpoPortableError
+from grpo_portable.errors import EngineError, GrpoPortableError, brief
 
 
 @contextlib.contextmanager
@@ -20,7 +20,7 @@ def engine_errors(fact: str, help: str | None = None) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:  # its parts raise anything, and no kind of it may end the run
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        told = f"{type(error).__name__}: {lines[-1][:300]}" if lines else type(error).__name__
+        told = f"{type(error).__name__}: {brief(lines[-1])}" if lines else type(error).__name__
         raise EngineError(f"{fact}: {told}", help=help) from error
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from grpo_portable.errors import EngineError
+from grpo_portable.errors import EngineError, brief
 
 KEY = "VLLM_API_KEY"  # vLLM's own name of the environment variable
 CONNECT_LIMIT_S = 10.0
@@ -183,4 +183,4 @@ def _words(text: bytes) -> str:
         found = json.loads(text)
         error = found.get("error", found.get("detail", told))
         told = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(told).split())[:300] or "nothing said"
+    return brief(str(told), 300) or "nothing said"

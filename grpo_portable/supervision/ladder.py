@@ -19,6 +19,7 @@ from typing import Any
 from doctor.diagnosis import CPU_PARAMETERS_LIMIT, PATHS
 from doctor.memory import largest_divisor
 from doctor.spread import most_sharing
+from grpo_portable.errors import brief
 from grpo_portable.supervision.phase import LEARNS, SAMPLES, Doing, Phase
 
 # exit codes of the worker, one a cause (`worker.py` uses them, `classify` reads them)
@@ -292,4 +293,4 @@ def _error_line(text: str) -> str:
     """The last line that names an exception, the launcher's own apart; else the last line."""
     found = _ERROR_LINE.findall(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (found[-1].strip() if found else lines[-1] if lines else "")[:300]
+    return brief(found[-1] if found else lines[-1] if lines else "")

@@ -4,7 +4,20 @@ import pickle
 
 import pytest
 
-from grpo_portable.errors import EngineError, PathClosed, clause, wrapped
+from grpo_portable.errors import EngineError, PathClosed, brief, clause, wrapped
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("No file\n  of that name.", "No file of that name."),
+        ("It needs a file. It has none of those that are known to it.", "It needs a file."),
+        ("It needs a file of those that are known to it", "It needs a file of those that ..."),
+        ("x" * 50, "x" * 31 + "..."),
+    ],
+)
+def test_a_long_text_is_cut_between_sentences_or_words(text, told):
+    assert brief(text, 35) == told and len(told) <= 35
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ LAYERS = {
         "errors",
     ),
     "recipe": Layer("recipe combinations", "errors", "diagnosis"),
-    "ladder": Layer("supervision.ladder supervision.ranks_command", "phase", asks="diagnosis memory spread"),
+    "ladder": Layer("supervision.ladder supervision.ranks_command", "errors phase", asks="diagnosis memory spread"),
     "run": Layer(
         "run run.folder run.forms run.manifest run.saved run.unfinished run.edited run.progress run.pulse run.processes "
         "run.deadline run.stops",

@@ -242,7 +242,8 @@ def test_held_out_questions_are_refused_or_dropped(tmp_path: Path) -> None:
     asked = recipe(tmp_path, eval_split="train", eval_limit=1)
     with pytest.raises(DataError, match="also stand in the training data") as refused:
         sets.gather(asked, trains=True)
-    assert "on_overlap: drop" in (refused.value.help or "")
+    help = "name other questions: --set eval_data=FILE, or leave these out of the training, where 2 are left: "
+    assert refused.value.help == help + "--set on_overlap=drop"
     gathered = sets.gather(replace(asked, on_overlap="drop"), trains=True)
     assert gathered.train is not None
     assert len(gathered.train.questions) == 2
@@ -250,8 +251,24 @@ def test_held_out_questions_are_refused_or_dropped(tmp_path: Path) -> None:
         "1 training questions are also held out, and were left out",
         "a step asks 8 questions and only 2 can be trained on: it asks some several times",
     )
-    with pytest.raises(DataError):
-        sets.gather(replace(asked, eval_limit=0, on_overlap="drop"), trains=True)
+
+
+@pytest.mark.parametrize("on_overlap", ["refuse", "drop"])
+def test_a_file_without_held_out_questions_beside_it_is_told_so(tmp_path: Path, on_overlap: str) -> None:
+    file = str(put(tmp_path / "own", "train", GSM8K) / "train.jsonl")
+    asked = replace(Recipe(), data=file, eval_data=file, on_overlap=on_overlap)
+    with pytest.raises(DataError, match="also stand in the training data") as refused:
+        sets.gather(asked, trains=True)
+    assert refused.value.help == "name other questions: --set eval_data=FILE"  # dropping would leave none
+    assert "both are read from `train.jsonl`: eval_data is the training data" in str(refused.value.because)
+
+
+def test_another_split_that_repeats_questions_is_shown_one(tmp_path: Path) -> None:
+    asked = recipe(tmp_path)
+    put(tmp_path / "gsm8k", "test", GSM8K[:1])
+    with pytest.raises(DataError) as refused:
+        sets.gather(asked, trains=True)
+    assert refused.value.because == "for example test-1 is the same question as train-1"
 
 
 def test_each_set_is_read_by_its_own_columns(tmp_path: Path) -> None:

@@ -173,12 +173,19 @@ def test_a_broken_config_is_unknown(text: str, tmp_path: Path) -> None:
 
 
 _CONFIG = '{"model_type": "llama"}'
+_WEIGHTS = {"config.json": _CONFIG, "model.safetensors": "x"}
 
 
 @pytest.mark.parametrize(
     ("name", "files", "words"),
     [
-        ("model", {"config.json": _CONFIG, "model.safetensors": "x"}, None),
+        ("model", {**_WEIGHTS, "tokenizer.json": "{}"}, None),
+        ("model", {**_WEIGHTS, "tokenizer.model": "x"}, None),
+        ("model", {**_WEIGHTS, "vocab.json": "{}", "merges.txt": ""}, None),
+        ("model", {**_WEIGHTS, "qwen.tiktoken": "x"}, None),
+        ("model", {**_WEIGHTS, "spiece.model": "x"}, None),
+        ("model", {**_WEIGHTS, "config.json": '{"tokenizer_class": "ByT5Tokenizer"}'}, None),
+        ("model", {**_WEIGHTS, "generation_config.json": "{}"}, "a model without its tokenizer"),
         ("model/a.gguf", {"a.gguf": "x"}, None),
         ("embedded", {"note.txt": "x"}, None),  # the built-in model, whatever lies here
         ("Qwen/Qwen3-4B", {}, None),
