@@ -64,7 +64,7 @@ def train(
     text = announce.plan_text(settled, diagnosis, minutes, others)
     print(text, flush=True) if dry_run else _say(text)
     if dry_run:
-        refused, notes = (None, ()) if facts_file else preflight.outlook(settled.recipe)
+        refused, notes = (None, ()) if facts_file else preflight.outlook(settled.recipe, _place(prepared, out))
         if below := announce.outlook_text(refused, notes):
             print(below, flush=True)
         return refused.exit_code if refused else 0
@@ -365,18 +365,21 @@ def _auto_recipe(facts: Facts, overrides: Sequence[str]) -> tuple[Recipe, list[s
 
 def new_folder(prepared: Prepared, out: Path | None) -> run_folder.RunFolder:
     """A run folder with the settled recipe, the machine's facts and the plan."""
-    path = out or run_folder.RUNS / f"{prepared.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     header = (
         f"{prepared.name}, settled on {time.strftime('%Y-%m-%d')}: every choice is written out.\n"
         "Run it again with: grpo-portable train recipe.yaml"
     )
-    folder = run_folder.create(path, prepared.settled.recipe, header)
+    folder = run_folder.create(_place(prepared, out), prepared.settled.recipe, header)
     with supervisor.folder_errors(folder):
         folder.write_json("facts.json", facts_to_json(prepared.diagnosis.facts))
         folder.write_json("plan.json", _answer(prepared))
         told = {"schema": run_folder.SCHEMA, "recipe": prepared.name, "command": _command()}
         folder.write_json("run.json", {**told, "planned_memory": _planned_memory(prepared.settled)})
     return folder
+
+
+def _place(prepared: Prepared, out: Path | None) -> Path:
+    return out or run_folder.RUNS / f"{prepared.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _answer(prepared: Prepared) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 from doctor.diagnosis import PATHS
 from doctor.facts import Facts
@@ -19,6 +20,7 @@ from grpo_portable.data.rows import SUFFIXES
 from grpo_portable.errors import DataError, GrpoPortableError, PathClosed, RecipeError
 from grpo_portable.plan.settle import first_help
 from grpo_portable.recipe import Recipe, is_template
+from grpo_portable.run import folder as run_folder
 
 
 def known_rewards(recipe: Recipe) -> None:
@@ -65,10 +67,11 @@ def may_go_on(recipe: Recipe, facts: Facts, *, trains: bool = True) -> str | Non
     return may_start(recipe, trains=trains)
 
 
-def outlook(recipe: Recipe) -> tuple[GrpoPortableError | None, tuple[str, ...]]:
-    """What a start of a training would be refused for now, None for nothing, and what it would note."""
+def outlook(recipe: Recipe, place: Path) -> tuple[GrpoPortableError | None, tuple[str, ...]]:
+    """What a start of a training in the folder `place` would be refused for now, None for nothing, and what it would note."""
     try:
         offline, notes = _looked_at(recipe)
+        run_folder.may_create(place)
     except GrpoPortableError as error:
         return error, ()
     return None, (*([offline] if offline else []), *notes)

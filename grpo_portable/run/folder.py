@@ -17,6 +17,7 @@ Torch-free. Nothing private is written: no host or user name, no environment val
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import json
 import os
@@ -186,13 +187,35 @@ def create(path: Path, recipe: Recipe, header: str = "") -> RunFolder:
         (path / "generations").mkdir(exist_ok=True)
     except OSError as error:
         if isinstance(error, FileExistsError) and (path / "recipe.yaml").exists():
-            raise RunFolderError(
-                f"`{path}` already holds a run", help="continue it with --resume, or choose another --out"
-            ) from None
-        raise RunFolderError(
-            f"`{path}` cannot be written", because=error.strerror or str(error), help="choose another --out"
-        ) from error
+            raise _taken(path) from None
+        raise _unwritable(path, error.strerror or str(error)) from error
     return RunFolder(path)
+
+
+def may_create(path: Path) -> None:
+    """Raise what `create` would be refused for, as far as names and permissions tell; writes nothing."""
+    try:
+        if (path / "recipe.yaml").exists():
+            raise _taken(path)
+        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    except OSError as error:  # below a folder that may not be entered
+        raise _unwritable(path, error.strerror or str(error)) from error
+    if not there.is_dir():
+        raise _unwritable(path, os.strerror(errno.EEXIST if there == path else errno.ENOTDIR))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise _unwritable(path, os.strerror(errno.EROFS if _read_only(there) else errno.EACCES))
+
+
+def _read_only(folder: Path) -> bool:
+    return hasattr(os, "statvfs") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
+def _taken(path: Path) -> RunFolderError:
+    return RunFolderError(f"`{path}` already holds a run", help="continue it with --resume, or choose another --out")
+
+
+def _unwritable(path: Path, because: str) -> RunFolderError:
+    return RunFolderError(f"`{path}` cannot be written", because=because, help="choose another --out")
 
 
 def shortened(place: str) -> str:

@@ -17,7 +17,7 @@ import run_folders
 from doctor.facts import Facts
 from doctor.plan import diagnose
 from grpo_portable import cli, launch, preflight
-from grpo_portable.errors import PathClosed, RecipeError, UsageError
+from grpo_portable.errors import PathClosed, RecipeError, RunFolderError, UsageError
 from grpo_portable.plan import listing
 from grpo_portable.recipe import Recipe, load, override, to_yaml
 from grpo_portable.run import folder as run_folder
@@ -196,6 +196,37 @@ def test_dry_run_says_the_plan_and_writes_nothing(tmp_path):
     for word in ("path", "cpu", "embedded", "16 questions x 8 completions", "memory", "because"):
         assert word in done.stdout
     assert list(tmp_path.iterdir()) == [] and "would not start" not in done.stdout
+
+
+@pytest.mark.parametrize("there", ["a run", "a file", "below a file", "not to be written"])
+def test_a_folder_that_cannot_be_taken_is_refused_alike_in_a_dry_run_and_at_a_start(tmp_path, there):
+    out = tmp_path / "out"
+    if there == "a run":
+        run_folder.create(out, Recipe())
+    elif "file" in there:
+        out.write_text("mine")
+        out = out / "below" if there == "below a file" else out
+    elif os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    else:
+        tmp_path.chmod(0o500)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RunFolderError) as started:
+        run_folder.create(out, Recipe())
+    with pytest.raises(RunFolderError) as planned:
+        run_folder.may_create(out)
+    tmp_path.chmod(0o700)
+    assert started.value.lines() == planned.value.lines()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_dry_run_fails_where_out_holds_a_run(tmp_path):
+    run_folder.create(tmp_path / "out", Recipe())
+    asked = ["train", "arithmetic-embedded", "--auto", "--path", "cpu", "--out", "out"]
+    started, planned = run(*asked, cwd=tmp_path), run(*asked, "--dry-run", cwd=tmp_path)
+    assert started.returncode == planned.returncode == 2
+    for told in (started.stderr, planned.stdout):
+        assert "`out` already holds a run" in unwrapped(told) and "continue it with --resume" in unwrapped(told)
 
 
 def test_a_dry_run_says_what_a_start_would_be_refused_for_and_is_silent_of_another_machine(monkeypatch, capsys):

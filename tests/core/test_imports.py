@@ -106,7 +106,7 @@ LAYERS = {
         "facts diagnosis readings shapes memory speed speed_cpu spread plan together walls walls_model walls_several render",
     ),
     "preflight": Layer(
-        "preflight", "errors recipe reach data rewards plan", "facts diagnosis walls walls_model walls_stack"
+        "preflight", "errors recipe run reach data rewards plan", "facts diagnosis walls walls_model walls_stack"
     ),
     "supervisor": Layer("supervision.supervisor", "errors recipe ladder run", "privacy spread"),
     "launch": Layer(

@@ -226,7 +226,7 @@ def gguf_of(folder: Path, file: Path) -> Path:
         ("no_object", {"config.json": "[]"}, ["holds no model", "no object"]),
         (
             "unknown_kind",
-            {"config.json": '{"model_type": "martian"}', "a.safetensors": "x"},
+            {"config.json": '{"model_type": "martian"}', "a.safetensors": "x", "tokenizer.json": "{}"},
             ["cannot be read", "martian"],
         ),
         ("no_weights", {"config.json": '{"model_type": "llama"}'}, ["holds no model", "*.safetensors"]),
