@@ -103,7 +103,7 @@ FILES: Mapping[str, Any] = {
     "metrics.jsonl": Needs(
         {"step": COUNT}, dict.fromkeys(("seconds", "reward", "tokens_per_s", "memory_gib"), OrNull(NUMBER))
     ),
-    "events.jsonl": Needs({"kind": TEXT, "message": TEXT}, {"passed": {"*": TEXT}}),
+    "events.jsonl": Needs({"kind": TEXT, "message": TEXT}, {"step": COUNT, "passed": {"*": TEXT}}),
     "generations": Needs({"id": ID}, {"sample": COUNT}),
 }
 

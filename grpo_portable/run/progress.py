@@ -55,6 +55,7 @@ class Progress:
         self.run, self.steps, self.out = run, steps, out or sys.stderr
         self._metrics, self._events = _Tail(run.metrics_file), _Tail(run.events_file)
         made = list(read_lines(run.metrics_file))
+        self._kept = 0  # the step of the checkpoint that was gone on from
         self._beat: dict[str, Any] = {}
         self._last = made[-1] if made else {}
         self._began, self._line, self._told = time.monotonic(), "", 0.0
@@ -80,14 +81,18 @@ class Progress:
                 self._live.__exit__(kind, error, trace)
 
     def look(self) -> None:
-        """Show what is new: rows that were left out, steps that were made, and what the worker does now."""
+        """Show what is new: rows that were left out, where it goes on, steps that were made, and what the worker does now."""
         beat = self._heartbeat()  # first: what was made before the beat is among the new
         for event in self._events.new():
             if event.get("kind") == "data":  # of other kinds the supervisor or the report tells
                 self.say("\n".join(wrapped(f"note: {event.get('message')}", "  ")))
+            if event.get("kind") == "resume" and event.get("step"):
+                self.say(f"{event.get('message')}")
+                self._kept = event["step"]
         for metrics in self._metrics.new():
             self._last = metrics
-            self._say(summary(metrics, self.steps))
+            if not (self._metrics.again and metrics["step"] <= self._kept):
+                self._say(summary(metrics, self.steps))
         now = Doing.told(beat)
         if now.words and now.words != Doing.told(self._beat).words:
             self._tell_score(beat)
@@ -154,18 +159,23 @@ class Progress:
 
 
 class _Tail:
-    """A file of JSON lines; `new` returns the records that were added since it was last asked, whole lines only."""
+    """A file of JSON lines; `new` returns the records that were added since it was last asked, whole lines only.
+
+    `again`: the file was cut back since, and these are all of it.
+    """
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._read_bytes = file.stat().st_size if file.exists() else 0
+        self.again = False
 
     def new(self) -> list[dict[str, Any]]:
         if not self.file.exists():
             return []
         with self.file.open("rb") as file:
             file.seek(0, 2)
-            if file.tell() < self._read_bytes:  # cut back by a resume
+            self.again = file.tell() < self._read_bytes  # cut back by a resume
+            if self.again:
                 self._read_bytes = 0
             file.seek(self._read_bytes)
             whole, newline, _ = file.read().rpartition(b"\n")

@@ -10,6 +10,7 @@ from grpo_portable.recipe import Recipe
 from grpo_portable.run.folder import append_line, create
 from grpo_portable.run.progress import Progress
 from grpo_portable.supervision.phase import Phase
+from grpo_portable.training import metrics
 
 
 @pytest.fixture
@@ -94,6 +95,27 @@ def test_a_long_note_is_wrapped(run):
         display.look()
     said = out.getvalue().splitlines()
     assert len(said) > 1 and max(map(len, said)) <= 80 and said[1].startswith("  ")
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["a retry", "a resume"])
+def test_of_a_run_that_goes_on_only_new_steps_are_told(run, seen):
+    """Its lines after the checkpoint are cut off, so that the file is read anew."""
+    out = io.StringIO()
+    made = lambda *steps: [append_line(run.metrics_file, {"step": step}) for step in steps]  # noqa: E731
+    if not seen:
+        made(1, 2, 3)
+    with Progress(run, 4, out) as display:
+        if seen:
+            made(1, 2, 3)
+        display.look()
+        run.event("resume", "training goes on from step 2", step=2)
+        metrics.cut(run, 2)
+        display.look()
+        made(3)
+        display.look()
+        made(4)
+    before = ["step 1/4", "step 2/4", "step 3/4"] if seen else []
+    assert out.getvalue().splitlines() == [*before, "training goes on from step 2", "step 3/4", "step 4/4"]
 
 
 def test_a_step_is_one_line(run):
