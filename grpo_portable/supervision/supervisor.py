@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -41,6 +42,7 @@ LOG_TAIL_BYTES = 20_000
 LEAST_ROOM_BYTES = 1 << 20  # below this a worker that could not say why it ended is taken to have filled the disk
 WORKER_MODULES = (b"grpo_portable.ranks", b"grpo_portable.worker")  # words of the command of a worker
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # a file system that has none, as clusters' may be mounted
+_NAMED = re.compile(r"'([/~][^']*)'$")  # the file at the end of an OSError's words
 MAX_STARTS = 40  # without a step or an answer in between
 # environment variable, for tests: several ranks on a machine without GPUs
 CPU_PROCESSES = "GRPO_PORTABLE_CPU_PROCESSES"
@@ -429,10 +431,24 @@ def _failure(run: RunFolder, ending: ladder.Ending, why: str) -> GrpoPortableErr
     if ending.kind == "interrupted":
         return Interrupted("the run was interrupted and saved", help=go_on)
     if ending.kind == "disk":
-        made = f"what was made up to step {saved.steps_done(run)} is kept"
-        return RunFailed(ending.error, because=f"{made}, no more could be written", help=f"free space, then {go_on}")
+        fact, remedy = _of_disk(run, ending.error)
+        kept = f"what was made up to step {saved.steps_done(run)} is kept"
+        return RunFailed(fact, because=ending.error, help=f"{remedy} ({kept}), then {go_on}")
     help_ = written.get("help") or f"the worker's log: {run.path / 'worker.log'}; {go_on}"
     return RunFailed(ending.error, because=written.get("because") or why, help=help_)
+
+
+def _of_disk(run: RunFolder, error: str) -> tuple[str, str]:
+    """What could not be written where, by a library's words for it, and what to do."""
+    named = _NAMED.search(error)
+    place = Path(named[1]).parent if named else run.path
+    if re.search(r"quota|Errno 122\b", error, re.I):
+        return f"the disk quota of `{place}` is used up", "free space"
+    if re.search(r"too large|Errno 27\b", error, re.I):
+        return f"a file in `{place}` may not be as large as it has to be", "raise the limit on it (ulimit -f)"
+    if ladder.DISK.search(error):
+        return f"the disk of `{place}` is full", "free space"
+    return f"`{place}` cannot be written", "make it writable"
 
 
 def _tell(run: RunFolder, kind: str, message: str, **more: str) -> None:

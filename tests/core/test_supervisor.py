@@ -17,9 +17,9 @@ from grpo_portable.errors import Interrupted, RecipeError, RunFolderError, Usage
 from grpo_portable.recipe import Recipe
 from grpo_portable.run import progress, saved
 from grpo_portable.run.folder import create, open_run, read_lines
-from grpo_portable.supervision import supervisor
+from grpo_portable.supervision import ladder, supervisor
 from grpo_portable.supervision.ladder import SAME_CODE
-from grpo_portable.supervision.phase import Phase
+from grpo_portable.supervision.phase import Doing, Phase
 
 ANSWER = {"paths": {p: {"open": True, "fits": True} for p in ("fp8-vllm", "bf16-hf", "qlora-hf", "cpu")}}
 WORKER = """
@@ -177,8 +177,28 @@ def test_a_worker_that_could_not_say_why_on_a_full_disk_is_no_crash(start, monke
     with pytest.raises(supervisor.RunFailed) as caught:
         start("kill:", "done")
     text = "\n".join(caught.value.lines())
-    assert "No space left" in text and "--resume" in text and "is kept" in text
+    assert "--resume" in text and "is kept" in text
     assert (start.run.path / "starts").read_text() == "1"
+
+
+SERIALIZING = "SafetensorError: Error while serializing: I/O error: "
+
+
+@pytest.mark.parametrize(
+    ("said", "fact", "help"),
+    [
+        (SERIALIZING + "No space left on device (os error 28)", "the disk of `{run}` is full", "free space"),
+        (SERIALIZING + "Disk quota exceeded (os error 122)", "the disk quota of `{run}` is used up", "free space"),
+        (SERIALIZING + "File too large (os error 27)", "a file in `{run}` may not be as large", "ulimit -f"),
+        ("OSError: [Errno 28] No space left on device: '/cache/x'", "the disk of `/cache` is full", "free space"),
+        ("PermissionError: [Errno 13] Permission denied", "`{run}` cannot be written", "make it writable"),
+    ],
+)
+def test_what_a_disk_does_not_take_is_the_fact_and_the_library_the_reason(start, said, fact, help):
+    stopped = supervisor._failure(start.run, ladder.Ending("disk", Doing(), said), "")
+    assert stopped.fact.startswith(fact.format(run=start.run.path)) and stopped.because == said
+    assert stopped.help.startswith(f"{help} (") or f"({help})" in stopped.help
+    assert "(what was made up to step 0 is kept), then go on with: grpo-portable train --resume" in stopped.help
 
 
 def test_what_the_supervisor_cannot_write_is_told_in_words(start, monkeypatch):
