@@ -159,6 +159,24 @@ def test_resume_takes_the_newest_run_of_its_kind_that_can_go_on(runs, capsys, th
     )
 
 
+@pytest.mark.parametrize(
+    ("adapter", "words"),
+    [
+        ("trained/adapter", ["the adapter in `{here}/trained`", "help: grpo-portable export {here}/trained --to adapter"]),
+        ("elsewhere", ["the adapter in `{here}/elsewhere`", "name the run that trained the adapter"]),
+        (None, ["it asked a model without an adapter", "name the run that trained the adapter"]),
+    ],
+)
+def test_an_evaluation_is_not_exported_and_names_the_run_it_asked(tmp_path, monkeypatch, capsys, adapter, words):
+    monkeypatch.chdir(tmp_path)
+    run_folder.create(tmp_path / "trained", Recipe())
+    asked = str(tmp_path / adapter) if adapter else None
+    run_folder.create(tmp_path / "asked", Recipe()).write_json("task.json", {"only": "evaluate", "adapter": asked})
+    code, said = told(capsys, "export", "asked", "--to", "adapter")
+    assert code == 2 and "run `asked` is an evaluation" in said and "--resume" not in said
+    assert all(word.format(here=tmp_path) in said for word in words), said
+
+
 def test_a_run_without_answers_has_no_scores(tmp_path):
     folder = run_folder.create(tmp_path / "new", Recipe(), "")
     done = run("score", "new", cwd=tmp_path)
