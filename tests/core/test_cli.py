@@ -162,7 +162,10 @@ def test_resume_takes_the_newest_run_of_its_kind_that_can_go_on(runs, capsys, th
 @pytest.mark.parametrize(
     ("adapter", "words"),
     [
-        ("trained/adapter", ["the adapter in `{here}/trained`", "help: grpo-portable export {here}/trained --to adapter"]),
+        (
+            "trained/adapter",
+            ["the adapter in `{here}/trained`", "help: grpo-portable export {here}/trained --to adapter"],
+        ),
         ("elsewhere", ["the adapter in `{here}/elsewhere`", "name the run that trained the adapter"]),
         (None, ["it asked a model without an adapter", "name the run that trained the adapter"]),
     ],
