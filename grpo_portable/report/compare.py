@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_portable.errors import DataError, RunFolderError
 from grpo_portable.report.markdown import letters, shorten, table, wrapped
-from grpo_portable.report.setting import duration
+from grpo_portable.report.setting import duration, training_seconds
 from grpo_portable.report.side_by_side import differing
 from grpo_portable.run.folder import RunFolder, read_lines
 from grpo_portable.scores import scoring, stats, windows
@@ -170,7 +170,7 @@ def _side(run: RunFolder, name: str, stage: str) -> Side:
         steps=len(steps),
         step_s=sum(seconds) / len(seconds) if seconds else None,
         tokens_per_s=sum(speed) / len(speed) if speed else None,
-        train_s=sum(seconds) if seconds else None,
+        train_s=training_seconds(record, steps),
         memory_gib=record.get("peak_memory_gib") or (max(memory) if memory else None),
     )
 

@@ -57,7 +57,7 @@ def page(
     plan, record = run.read_json("plan.json"), run.read_json("run.json")
     path = str(record.get("path") or recipe.path)
     trains = run.trains()
-    train_seconds = sum(windows.series(steps, "step_s")[1]) or None
+    train_seconds = setting.training_seconds(record, steps)
     lines = [f"# {_title(recipe, record, steps, trains)}", "", f"**{words.sentence(scores)}**", ""]
     lines += _warnings(scores, paths.warning(record, scores))
     lines += [*results.results(scores, recipe.max_completion_tokens), "", *results.counts(scores), ""]

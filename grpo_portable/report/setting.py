@@ -17,6 +17,7 @@ from grpo_portable.recipe import Recipe
 from grpo_portable.report import engine as report_engine
 from grpo_portable.report import paths as report_paths
 from grpo_portable.report.markdown import block, code, folded, plain, shorten
+from grpo_portable.scores import windows
 
 Json = Mapping[str, Any]
 MOST_EVENTS = 12
@@ -297,10 +298,16 @@ def _planned_gib(planned: Json, path: str) -> float | None:
 
 def _time(stages: Json, train_seconds: float | None) -> str:
     seconds = {name: stage.get("seconds") for name, stage in stages.items() if isinstance(stage, Mapping)}
-    if seconds.get("train") is None and train_seconds:
+    if train_seconds:
         seconds["train"] = train_seconds
     told = [f"{STAGE_WORDS.get(k, k)} {duration(v)}" for k, v in seconds.items() if isinstance(v, (int, float))]
     return ", ".join(told)
+
+
+def training_seconds(run: Json, steps: Sequence[windows.Step]) -> float | None:
+    """Seconds of the whole training; where they are not written, of its steps. None where nothing was trained."""
+    written = ((run.get("stages") or {}).get("train") or {}).get("seconds")
+    return written or sum(windows.series(steps, "step_s")[1]) or None
 
 
 def duration(seconds: float) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import run_folders
 
 from grpo_portable.errors import DataError, RunFolderError
+from grpo_portable.report import page
 from grpo_portable.report.compare import compare
 from grpo_portable.report.side_by_side import side_by_side
 from grpo_portable.scores import stats
@@ -68,6 +70,16 @@ def test_what_the_runs_did_differently(tmp_path):
     assert (c.a.steps, c.b.steps) == (12, 20)
     assert c.warnings == ()
     assert "note: each side is one training run" in c.to_text()
+
+
+@pytest.mark.parametrize("written", [137.5, 0.0], ids=["a whole training", "one that was killed"])
+def test_a_training_takes_as_long_as_its_report_says(tmp_path, written):
+    runs = two(tmp_path, ["right"] * 20, ["right"] * 20)
+    stages = runs[0].read_json("run.json")["stages"]
+    runs[0].update_json("run.json", stages={**stages, "train": {"seconds": written}})
+    told = next(line for line in compare(*runs).to_text().splitlines() if line.lstrip("| ").startswith("training "))
+    (said,) = re.findall(r"training ([\d.]+ (?:min \d+ )?s)", page.write_report(runs[0]).read_text())
+    assert said in told and said != "0.0 s"
 
 
 def test_a_difference_that_is_a_line_end_or_nothing_is_seen(tmp_path):
