@@ -15,9 +15,8 @@ import re
 import shutil
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,7 +25,7 @@ from doctor.privacy import clean
 from doctor.spread import most_sharing
 from grpo_portable.errors import GrpoPortableError, Interrupted, RecipeError, RunFolderError, UsageError
 from grpo_portable.recipe import Recipe, load
-from grpo_portable.run import edited, saved
+from grpo_portable.run import edited, saved, stops
 from grpo_portable.run.folder import RunFolder
 from grpo_portable.run.progress import Progress
 from grpo_portable.supervision import ladder, ranks_command
@@ -135,7 +134,7 @@ def _one_worker(run: RunFolder, rung: ladder.Rung, processes: int, limits: Limit
     began = log.stat().st_size if log.exists() else 0
     worker: subprocess.Popen[bytes] | None = None
     try:
-        with _stops_wait():  # else one that comes in the moment of the start would leave a worker that nobody knows
+        with stops.waiting():  # else one that comes in the moment of the start would leave a worker that nobody knows
             worker = _start(run, rung, processes, log)
         silent = _watch(worker, run, limits, progress)
     except KeyboardInterrupt:
@@ -358,39 +357,12 @@ def _stops_are_interrupts(run: RunFolder) -> Iterator[None]:
         if len(came) == 1 or (number == signal.SIGINT and came[-1] - came[0] > AGAIN_S):
             raise KeyboardInterrupt
 
-    with _handled(interrupt):
+    with stops.handled(stops.STOPS, interrupt):
         try:
             yield
         except KeyboardInterrupt:
             _tell(run, "interrupted", "stopped by the user; the run can be resumed")
             raise Interrupted("the run was interrupted and saved", help=f"go on with: {_resume(run)}") from None
-
-
-@contextlib.contextmanager
-def _stops_wait() -> Iterator[None]:
-    """Inside, no stop is heard; one that came is heard at the end."""
-    came: list[int] = []
-    with _handled(lambda number, _: came.append(number)):
-        yield
-    for number in came:
-        signal.raise_signal(number)
-
-
-@contextlib.contextmanager
-def _handled(handler: Callable[[int, Any], object]) -> Iterator[None]:
-    """Inside, `handler` is told of Ctrl-C, SIGTERM and a closed terminal, of those that are not ignored; of none off the main
-    thread, where Python has no handlers.
-    """
-    numbers = [n for name in ("SIGINT", "SIGTERM", "SIGHUP") if (n := getattr(signal, name, None)) is not None]
-    # None: not Python's, to be left alone
-    heard = [n for n in numbers if signal.getsignal(n) not in (signal.SIG_IGN, None)]
-    here = threading.current_thread() is threading.main_thread()
-    before = {n: signal.signal(n, handler) for n in heard} if here else {}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
 
 
 @contextlib.contextmanager
