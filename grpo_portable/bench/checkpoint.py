@@ -18,7 +18,10 @@ from grpo_portable.bench.shapes import known
 from grpo_portable.recipe import Recipe, to_yaml
 
 RECIPE_FILE = "step.yaml"
-TO_COME = "to-come.safetensors"  # empty: it stands for the weights while a step is planned
+TO_COME = (
+    "to-come.safetensors",
+    "tokenizer-to-come",
+)  # empty: they stand for weights and tokenizer while a step is planned
 VOCABULARY = 512  # of the tokenizer; ids above it are written as nothing
 FINAL_NORM = 0.05  # logits of the last token's own embedding: 0.05 * 0.02 * hidden, 2.6 at a width of 2,560
 
@@ -47,7 +50,8 @@ def alternating(completions: Sequence[Any], **_: Any) -> list[float]:
 def outline(shape: str, folder: Path) -> Path:
     """Config and recipe alone, enough to plan by; the recipe's file. UsageError for a shape that is not known. Torch-free."""
     (folder / "config.json").write_text(json.dumps(known(shape)), encoding="utf-8")
-    (folder / TO_COME).touch()
+    for name in TO_COME:
+        (folder / name).touch()
     (folder / RECIPE_FILE).write_text(to_yaml(step_recipe(folder)), encoding="utf-8")
     return folder / RECIPE_FILE
 
@@ -72,7 +76,8 @@ def write(shape: str, folder: Path) -> None:
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / TO_COME).unlink()
+    for name in TO_COME:
+        (folder / name).unlink()
 
 
 if __name__ == "__main__":
