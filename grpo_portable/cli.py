@@ -235,7 +235,6 @@ def export(
     """Write a run's adapter, merged model or GGUF file, load it again, and compare its answers with the run's."""
     from grpo_portable import export
     from grpo_portable.run import folder as run_folder
-    from grpo_portable.run import saved
 
     for name, value, known in (
         ("--to", to, export.KINDS),
@@ -245,7 +244,6 @@ def export(
         if value not in known:
             raise UsageError(f"{name} cannot be `{value}`", help=f"one of: {', '.join(known)}")
     folder = run_folder.open_run(run)
-    saved.require_training(folder)
     done = export.export(folder, to, out=out, quantize=quantize, base=base, dtype=dtype, count=check)
     typer.echo(f"wrote {done.folder}")
     typer.echo("\n".join(wrapped(f"check: {done.check}", "  ")) if done.check else "not checked")

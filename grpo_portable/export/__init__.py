@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass, replace
@@ -62,6 +63,7 @@ def export(
     RunFolderError when the run has no adapter yet, or a torn one, or `out` is taken; ExportError when it cannot be written,
     or the export does not answer as the run's tuned model did: the files then stay, with the check in their README.md.
     """
+    _require_training(run)
     recipe = run.recipe()
     if to == "adapter" and recipe.lora_rank == 0:
         raise ExportError("the run has no adapter", because="all weights were trained", help="export with --to merged")
@@ -96,6 +98,22 @@ def _require_adapter(run: RunFolder) -> None:
     if fault := adapter_fault(run):
         help = f"finish it, or have it made again: grpo-portable train --resume --out {run.word}"
         raise RunFolderError(f"run `{run.path}` cannot be exported", because=fault, help=help)
+
+
+def _require_training(run: RunFolder) -> None:
+    """RunFolderError for an evaluation, which makes no adapter: it names the run or the folder whose adapter was asked."""
+    if run.trains():
+        return
+    asked = run.read_json("task.json").get("adapter")
+    adapter = Path(str(asked)).expanduser()
+    its_run = adapter.parent if (adapter.parent / "recipe.yaml").is_file() else None
+    raise RunFolderError(
+        f"run `{run.path}` is an evaluation and has nothing to export",
+        because=f"it asked the adapter in `{its_run or asked}`" if asked else "it asked a model without an adapter",
+        help=f"grpo-portable export {shlex.quote(str(its_run))} --to adapter"
+        if its_run
+        else "name the run that trained the adapter",
+    )
 
 
 def _load(run: RunFolder, recipe: Recipe, base: str | None) -> _Loaded:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_portable.errors import RunFolderError
 from grpo_portable.run import manifest
 from grpo_portable.run.folder import RunFolder, read_lines
 from grpo_portable.run.forms import read
@@ -48,22 +46,6 @@ def _as_saved(file: Path, known: Any) -> bool:
 def is_trained(run: RunFolder) -> bool:
     """Whether its steps are all made, since its adapter was saved; something may have torn that since."""
     return run.adapter.is_dir()
-
-
-def require_training(run: RunFolder) -> None:
-    """RunFolderError for an evaluation, which makes no adapter: it names the run or the folder whose adapter was asked."""
-    if run.trains():
-        return
-    asked = run.read_json("task.json").get("adapter")
-    adapter = Path(str(asked)).expanduser()
-    its_run = adapter.parent if (adapter.parent / "recipe.yaml").is_file() else None
-    raise RunFolderError(
-        f"run `{run.path}` is an evaluation and has nothing to export",
-        because=f"it asked the adapter in `{its_run or asked}`" if asked else "it asked a model without an adapter",
-        help=f"grpo-portable export {shlex.quote(str(its_run))} --to adapter"
-        if its_run
-        else "name the run that trained the adapter",
-    )
 
 
 def adapter_fault(run: RunFolder) -> str | None:
