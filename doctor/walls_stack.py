@@ -18,7 +18,7 @@ from doctor.versions import allows, pair, shown, specifiers, version
 _SET = Help("Install a set that belongs together, in a fresh environment", "grpo-doctor --install-plan", "likely")
 NEW_PYTHON = Help("Make an environment with another Python", "uv venv --python 3.12", "certain")
 _TRITON_ALONE, _IN_TORCH_TOO = ">=1.15,<1.16", ">=1.16,<1.17"  # releases of TRL
-NEEDED = ("transformers", "trl", "peft", "accelerate", "datasets")  # by every training, beside torch
+_NEEDED = ("transformers", "trl", "peft", "accelerate", "datasets")  # by every training, beside torch
 
 
 def bitsandbytes_wall(facts: Facts) -> Wall | None:
@@ -108,7 +108,7 @@ def for_evaluation(facts: Facts) -> Facts:
 
 
 def _incomplete(facts: Facts) -> Wall | None:
-    gone = [name for name in NEEDED if facts.absent(name)]
+    gone = [name for name in _NEEDED if facts.absent(name)]
     if not gone:
         return None
     return Wall(
@@ -129,7 +129,7 @@ def _install(ranges: Mapping[str, str]) -> str:
 
 def _out_of_range(facts: Facts) -> Wall | None:
     """Installed packages that this project was not made for: a run fails on them where no path does."""
-    seen = {name: version(facts.version(name)) for name in ("torch", "vllm", *NEEDED, "bitsandbytes")}
+    seen = {name: version(facts.version(name)) for name in ("torch", "vllm", *_NEEDED, "bitsandbytes")}
     out = {name: OURS[name] for name, v in seen.items() if v is not None and not allows(specifiers(OURS[name]), v)}
     if not out:
         return None

@@ -313,7 +313,7 @@ def _not_installed(error: ModuleNotFoundError) -> PathClosed | None:
     )
 
 
-OTHER_PLACE = {
+OTHER_PLACE = {  # command → where else it can write
     "export": "another --out",
     "compare": "another file for --chart",
     "recipes": "another file for --copy",

@@ -224,9 +224,8 @@ def prepare(
         raise RecipeError(
             "no recipe was named", help="`grpo-portable train --auto`, or name one of `grpo-portable recipes`"
         )
-    own = {"model", "data"} & parsed(
-        overrides
-    ).keys()  # first: a typing mistake is told before the machine is looked at
+    given = parsed(overrides)  # first: a typing mistake is told before the machine is looked at
+    own = {"model", "data"} & given.keys()  # not the recipe's: the run is named after them
     file = catalogue.find(name) if name is not None else None
     recipe = load(file, overrides) if file is not None else None
     facts = saved_facts(facts_file) if facts_file else _probe()

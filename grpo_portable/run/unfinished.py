@@ -66,11 +66,19 @@ def _never_began(run: RunFolder) -> bool:
 
 def _runs(*, trains: bool) -> list[RunFolder]:
     """The training runs, or the evaluations, newest first. RunFolderError where there is none."""
-    files = [f for f in RUNS.glob("*/recipe.yaml") if open_run(f.parent).trains() == trains]
-    if not files:
+    files = sorted(RUNS.glob("*/recipe.yaml"), key=lambda f: f.stat().st_mtime, reverse=True)
+    runs = [run for run in (open_run(f.parent) for f in files) if _trains(run) == trains]
+    if not runs:
         kind = "run" if trains else "evaluation"
         raise RunFolderError(
             f"there is no {kind} to go on with", because="runs/ holds none", help="name its folder with --out"
         )
-    newest_first = sorted(files, key=lambda f: f.stat().st_mtime, reverse=True)
-    return [open_run(f.parent) for f in newest_first]
+    return runs
+
+
+def _trains(run: RunFolder) -> bool:
+    """Whether a run trains; one whose task cannot be read counts as a training: an old one stands in nobody's way."""
+    try:
+        return run.trains()
+    except GrpoPortableError:
+        return True

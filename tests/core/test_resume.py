@@ -316,3 +316,15 @@ launch.resume(Path({str(run.path)!r}), fallback=True)
         )
     assert done.returncode == 0, done.stderr
     assert began(run) == ["bf16-hf 4"] and (run.path / "report.md").exists()
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_an_old_folder_whose_task_cannot_be_read_stands_in_nobodys_way(tmp_path, monkeypatch, trains):
+    monkeypatch.chdir(tmp_path)
+    for age, (name, task) in enumerate((("new", "{}" if trains else '{"only": "evaluate"}'), ("old", "["))):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "recipe.yaml").write_text("")
+        (folder / "task.json").write_text(task)
+        os.utime(folder / "recipe.yaml", (1e9 - age, 1e9 - age))
+    assert unfinished.newest(trains=trains).path.name == "new"
